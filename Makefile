@@ -1,0 +1,36 @@
+# Every target covers every module of the repository: each folder with a go.mod.
+
+# Workspaces would hide what a module lacks in its own go.mod.
+export GOWORK = off
+
+# The most that the tests, or the benchmarks, of one package may take.
+TIMEOUT ?= 10m
+# Which benchmarks, as for go test -bench, and how often each runs.
+BENCH ?= .
+COUNT ?= 1
+
+STATICCHECK = go tool -modfile="$(CURDIR)/internal/tools/go.mod" staticcheck
+
+.PHONY: help test lint bench fmt vet
+
+help:
+	@echo 'make test   gofmt, go vet, then all tests with the race detector; gets redis-server and PostgreSQL if it may'
+	@echo 'make lint   gofmt, go vet, staticcheck, go mod tidy: each must have nothing to say'
+	@echo 'make bench  benchmarks; BENCH=regexp picks, COUNT=n repeats, TIMEOUT=10m bounds a package'
+
+# -count=1: a cached result says nothing about the servers of today.
+test: fmt vet
+	@.ci/servers .ci/each go test -race -count=1 -timeout=$(TIMEOUT) ./...
+
+lint: fmt vet
+	@.ci/each $(STATICCHECK) ./...
+	@.ci/each go mod tidy -diff
+
+bench:
+	@.ci/servers .ci/each go test -run='^$$' -bench='$(BENCH)' -benchmem -count=$(COUNT) -timeout=$(TIMEOUT) ./...
+
+fmt:
+	@files="$$(gofmt -l .)" && { [ -z "$$files" ] || { echo "gofmt -w these:"; echo "$$files"; exit 1; }; }
+
+vet:
+	@.ci/each go vet ./...
