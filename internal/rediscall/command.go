@@ -1,0 +1,62 @@
+package rediscall
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/hex"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Command is one command to Redis that is never sent twice by the client.
+type Command struct {
+	*redis.Cmd
+	script *Script // nil for a plain command
+}
+
+// NoRetry tells go-redis not to send the command again, alone or in a pipeline.
+func (*Command) NoRetry() bool { return true }
+
+// NewCommand makes a command whose first argument is its name and whose second, if any, is its key.
+func NewCommand(ctx context.Context, args ...any) *Command {
+	return &Command{Cmd: redis.NewCmd(ctx, args...)}
+}
+
+// Script is a Lua script that takes one key. Scripts are values of the program: make them once.
+type Script struct {
+	source string
+	sha    string
+}
+
+// NewScript makes a script from its source.
+func NewScript(source string) *Script {
+	sum := sha1.Sum([]byte(source))
+	return &Script{source: source, sha: hex.EncodeToString(sum[:])}
+}
+
+// Command makes a call of the script on one key. The runner loads the script where the server does not know it.
+func (s *Script) Command(ctx context.Context, key string, args ...any) *Command {
+	c := s.call(ctx, "evalsha", s.sha, key, args)
+	c.script = s
+	return c
+}
+
+func (s *Script) call(ctx context.Context, name, what, key string, args []any) *Command {
+	all := make([]any, 0, 4+len(args))
+	all = append(all, name, what, 1, key)
+	all = append(all, args...)
+	c := NewCommand(ctx, all...)
+	c.SetFirstKeyPos(3)
+	return c
+}
+
+// eval makes the same call with the whole source, which also teaches it to the server.
+func (c *Command) eval(ctx context.Context) *Command {
+	args := c.Args()
+	return c.script.call(ctx, "eval", c.script.source, args[3].(string), args[4:])
+}
+
+// unknownScript tells whether the server refused the call because it does not know the script. Nothing ran then.
+func (c *Command) unknownScript() bool {
+	return c.script != nil && redis.HasErrorPrefix(c.Err(), "NOSCRIPT")
+}

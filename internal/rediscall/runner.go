@@ -1,0 +1,151 @@
+package rediscall
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-nearside/nearside/internal/group"
+)
+
+// maxAbandoned bounds the calls that are still stuck in go-redis after their budget. Past it, calls fail at once.
+const maxAbandoned = 256
+
+// Runner sends commands through one client with one budget.
+type Runner struct {
+	rdb    redis.UniversalClient
+	budget time.Duration
+
+	calls     group.Group
+	abandoned atomic.Int64
+}
+
+// NewRunner makes a runner. Where the client can give a clone with time-outs of its own (redis.Client), the sockets too end
+// at the budget; elsewhere an abandoned call ends by the client's ReadTimeout. The client stays the caller's.
+func NewRunner(rdb redis.UniversalClient, budget time.Duration) *Runner {
+	if single, ok := rdb.(*redis.Client); ok {
+		rdb = single.WithTimeout(budget)
+	}
+	return &Runner{rdb: rdb, budget: budget}
+}
+
+// Do sends the commands in one round trip (two, if the server does not know a script) and waits for their replies, at most
+// for the budget and while ctx lives. A nil return means that the round trip was made: each command then holds its own reply
+// or error. Otherwise nothing is known about any of them, and they must not be looked at.
+func (r *Runner) Do(ctx context.Context, cmds ...*Command) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if r.abandoned.Load() >= maxAbandoned {
+		return errAbandoned
+	}
+	call := &call{done: make(chan error, 1)}
+	if !r.calls.Go(func() { r.run(context.WithoutCancel(ctx), call, cmds) }) {
+		return redis.ErrClosed
+	}
+	timer := time.NewTimer(r.budget)
+	defer timer.Stop()
+	select {
+	case err := <-call.done:
+		return err
+	case <-timer.C:
+		r.abandon(call)
+		return errBudget
+	case <-ctx.Done():
+		r.abandon(call)
+		return ctx.Err()
+	}
+}
+
+// call is one Do under way.
+type call struct {
+	done  chan error
+	state atomic.Int32
+}
+
+// The states of a call: it leaves running once, by whichever comes first.
+const (
+	running = iota
+	finished
+	abandoned
+)
+
+func (r *Runner) abandon(c *call) {
+	if c.state.CompareAndSwap(running, abandoned) {
+		r.abandoned.Add(1)
+	}
+}
+
+func (r *Runner) run(ctx context.Context, c *call, cmds []*Command) {
+	ctx, cancel := context.WithTimeout(ctx, r.budget)
+	defer cancel()
+	err := r.send(ctx, cmds)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = errBudget // ctx has no deadline but ours
+	}
+	if !c.state.CompareAndSwap(running, finished) {
+		r.abandoned.Add(-1)
+	}
+	c.done <- err
+}
+
+// Abandoned tells how many calls are still stuck after their budget or their caller ended.
+func (r *Runner) Abandoned() int { return int(r.abandoned.Load()) }
+
+// Close refuses further calls and waits for those under way, at most for d. It returns how many were left.
+func (r *Runner) Close(d time.Duration) (left int) { return r.calls.Close(d) }
+
+func (r *Runner) send(ctx context.Context, cmds []*Command) error {
+	if err := r.trip(ctx, cmds); err != nil {
+		return err
+	}
+	var unknown, evals []*Command
+	for _, c := range cmds {
+		if c.unknownScript() {
+			unknown, evals = append(unknown, c), append(evals, c.eval(ctx))
+		}
+	}
+	if len(evals) == 0 {
+		return nil
+	}
+	if err := r.trip(ctx, evals); err != nil {
+		return err
+	}
+	for i, c := range unknown {
+		c.SetVal(evals[i].Val())
+		c.SetErr(evals[i].Err())
+	}
+	return nil
+}
+
+// trip makes one round trip. It returns an error only where no command has a reply of its own.
+func (r *Runner) trip(ctx context.Context, cmds []*Command) error {
+	if len(cmds) == 1 {
+		err := r.rdb.Process(ctx, cmds[0])
+		return onlyTransport(err)
+	}
+	pipe := r.rdb.Pipeline()
+	for _, c := range cmds {
+		// A queued command is not sent yet: Process on a pipeline never fails.
+		_ = pipe.Process(ctx, c)
+	}
+	_, _ = pipe.Exec(ctx)
+	for _, c := range cmds {
+		if onlyTransport(c.Err()) == nil {
+			return nil
+		}
+	}
+	return cmds[0].Err()
+}
+
+// onlyTransport drops the errors that are a reply of Redis: those belong to their command.
+func onlyTransport(err error) error {
+	var reply redis.Error
+	if errors.As(err, &reply) {
+		return nil
+	}
+	return err
+}
