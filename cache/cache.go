@@ -1,0 +1,293 @@
+package cache
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Cache is a typed cache in two tiers before one loader.
+type Cache[K comparable, V any] struct {
+	client *Client
+	name   string
+	policy Policy
+	hooks  Hooks[K, V]
+	loader Loader[K, V]
+
+	keys        *keys[K]
+	codec       Codec[V]
+	local       *localTier[K, V] // nil if it is off
+	redis       *redisTier
+	flights     *flights[K, V]
+	unconfirmed *unconfirmed
+	stats       counters
+}
+
+// New makes a cache. The name is part of its keys in Redis: the caches of a client have different ones, and processes that
+// share a cache use the same name, types, codec and policy. At most one Hooks may be given.
+func New[K comparable, V any](client *Client, name string, loader Loader[K, V], policy Policy, hooks ...Hooks[K, V]) (*Cache[K, V], error) {
+	switch {
+	case client == nil:
+		return nil, &ConfigError{"the client", "nil", "give what cache.Open returned"}
+	case name == "":
+		return nil, &ConfigError{"the name", `""`, "give each cache a name of its own"}
+	case len(name) > maxNameBytes:
+		return nil, &ConfigError{"the name", fmt.Sprintf("%d bytes long", len(name)), fmt.Sprintf("give at most %d bytes", maxNameBytes)}
+	case loader == nil:
+		return nil, &ConfigError{"the loader", "nil", "give a function that reads rows from the source"}
+	case len(hooks) > 1:
+		return nil, &ConfigError{"hooks", fmt.Sprintf("%d values", len(hooks)), "give at most one Hooks"}
+	}
+	policy, err := policy.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	c := &Cache[K, V]{client: client, name: name, policy: policy, loader: loader, flights: newFlights[K, V]()}
+	if len(hooks) == 1 {
+		c.hooks = hooks[0]
+	}
+	if c.keys, err = newKeys(client.config.Namespace, name, c.hooks.Key); err != nil {
+		return nil, err
+	}
+	if c.codec = c.hooks.Codec; c.codec == nil {
+		c.codec = defaultCodec[V]()
+	}
+	c.redis = &redisTier{client: client, schema: policy.Schema, leaseTTL: policy.LeaseTTL, stats: &c.stats}
+	c.unconfirmed = &unconfirmed{clock: client.clock, ttl: max(policy.TTL, policy.NegativeTTL)}
+	if policy.LocalTTL != Off {
+		if c.local, err = newLocalTier[K, V](policy, client); err != nil {
+			return nil, fmt.Errorf("cache: local tier: %w", err)
+		}
+	}
+	if err := client.register(name, c); err != nil {
+		c.close()
+		return nil, err
+	}
+	return c, nil
+}
+
+const maxNameBytes = 200
+
+// close ends the local tier, after all else has ended.
+func (c *Cache[K, V]) close() {
+	if c.local != nil {
+		c.local.close()
+	}
+}
+
+// Name returns the cache's name.
+func (c *Cache[K, V]) Name() string { return c.name }
+
+// Policy returns the policy with its defaults filled in.
+func (c *Cache[K, V]) Policy() Policy { return c.policy }
+
+// Get returns the value of a key: from this process, from Redis, or from the loader. It returns ErrNotFound if the source has
+// no such row, ctx's error if ctx ends first, and otherwise only what the loader returned: a Redis that fails is not an error.
+func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
+	if hash, ok := c.keys.hash(key); ok && c.local != nil {
+		if e := c.local.get(hash, key); e != nil {
+			return c.own(e.value), e.err()
+		}
+	}
+	a := c.get(ctx, "get", key, c.loader)
+	return c.own(a.value), a.err
+}
+
+// GetResult is Get with the origin of the answer, which is given beside ErrNotFound too.
+func (c *Cache[K, V]) GetResult(ctx context.Context, key K) (Result[V], error) {
+	a := answer[V]{}
+	if hash, ok := c.keys.hash(key); ok && c.local != nil {
+		if e := c.local.get(hash, key); e != nil {
+			a = answer[V]{value: e.value, err: e.err(), tier: TierLocal, why: WhyHit, loaded: e.loaded}
+		}
+	}
+	if a.tier == 0 {
+		a = c.get(ctx, "get", key, c.loader)
+	}
+	r := Result[V]{Value: c.own(a.value), Tier: a.tier, Why: a.why}
+	if a.loaded != 0 {
+		r.Age = time.Duration(max(0, c.client.clock.now()-a.loaded))
+	}
+	return r, a.err
+}
+
+// Fetch is Get with a loader of this call's own. It is meant for a migration step by step: the load is shared with callers
+// that gave other loaders, and may run on after this call returned, so a loader must not depend on the request it came from.
+func (c *Cache[K, V]) Fetch(ctx context.Context, key K, load func(context.Context) (V, error)) (V, error) {
+	var zero V
+	if load == nil {
+		return zero, opError("fetch", c.name, key, &ConfigError{"the loader", "nil", "give a function that reads the row"})
+	}
+	if hash, ok := c.keys.hash(key); ok && c.local != nil {
+		if e := c.local.get(hash, key); e != nil {
+			return c.own(e.value), e.err()
+		}
+	}
+	a := c.get(ctx, "fetch", key, Single(func(ctx context.Context, _ K) (V, error) { return load(ctx) }))
+	return c.own(a.value), a.err
+}
+
+// get answers a key that the local tier does not hold.
+func (c *Cache[K, V]) get(ctx context.Context, op string, key K, loader Loader[K, V]) answer[V] {
+	f, err := c.newFlight(key)
+	if err == nil {
+		err = c.usable(ctx)
+	}
+	if err != nil {
+		return answer[V]{err: opError(op, c.name, key, err)}
+	}
+	all, leave := c.fly(ctx, []*flight[K, V]{f}, loader)
+	defer leave()
+	a := c.wait(ctx, all[0])
+	if a.err != nil && a.err != ErrNotFound {
+		a.err = opError(op, c.name, key, a.err)
+	}
+	return a
+}
+
+// GetMany returns the values of some keys. Keys that the source has no row for are absent from the map. If some keys fail,
+// the error is a *KeyErrors[K] that names them, and the map holds the others. What Redis is asked for goes in one round trip,
+// and what Redis does not have in one call of the loader.
+func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
+	values := make(map[K]V, len(keys))
+	failed := map[K]error{}
+	var wanted []*flight[K, V]
+	seen := make(map[K]struct{}, len(keys))
+	for _, key := range keys {
+		if _, again := seen[key]; again {
+			continue
+		}
+		seen[key] = struct{}{}
+		if hash, ok := c.keys.hash(key); ok && c.local != nil {
+			if e := c.local.get(hash, key); e != nil {
+				if !e.negative {
+					values[key] = c.own(e.value)
+				}
+				continue
+			}
+		}
+		f, err := c.newFlight(key)
+		if err != nil {
+			failed[key] = err
+			continue
+		}
+		wanted = append(wanted, f)
+	}
+	if len(wanted) > 0 {
+		if err := c.usable(ctx); err != nil {
+			for _, f := range wanted {
+				failed[f.key] = err
+			}
+			wanted = nil
+		}
+		all, leave := c.fly(ctx, wanted, c.loader)
+		defer leave()
+		for _, f := range all {
+			switch a := c.wait(ctx, f); {
+			case a.err == nil:
+				values[f.key] = c.own(a.value)
+			case a.err != ErrNotFound:
+				failed[f.key] = a.err
+			}
+		}
+	}
+	if len(failed) > 0 {
+		return values, fmt.Errorf("cache: get many %s: %w", c.name, &KeyErrors[K]{ByKey: failed})
+	}
+	return values, nil
+}
+
+// newFlight makes a flight of a key, with the generations of now: nothing was read yet.
+func (c *Cache[K, V]) newFlight(key K) (*flight[K, V], error) {
+	physical, err := c.keys.physical(key)
+	if err != nil {
+		return nil, err
+	}
+	hash, _ := c.keys.hash(key)
+	return &flight[K, V]{
+		key: key, hash: hash, physical: physical,
+		stamp: c.client.stamps.now(hash), epoch: c.client.epoch.Load(),
+		done: make(chan struct{}),
+	}, nil
+}
+
+// usable tells whether a call that needs more than the local tier may go on.
+func (c *Cache[K, V]) usable(ctx context.Context) error {
+	if c.client.closed.Load() {
+		return ErrClosed
+	}
+	return ctx.Err()
+}
+
+// own returns a value that the caller may have.
+func (c *Cache[K, V]) own(v V) V {
+	if c.hooks.Clone != nil {
+		return c.hooks.Clone(v)
+	}
+	return v
+}
+
+// Invalidate drops keys from Redis and from this process. Call it after the commit of what changed them. When it returns nil,
+// no reader anywhere gets an older value from Redis, and none in this process from anywhere; other processes keep what their
+// local tier holds for LocalTTL at most.
+//
+// An error is a *KeyErrors[K] of the keys whose delete Redis did not confirm, each wrapping ErrUnconfirmed: what is promised
+// for this process holds all the same. If ctx ends early, the delete goes on behind.
+func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
+	if !c.client.work.Enter() {
+		return fmt.Errorf("cache: invalidate %s: %w", c.name, ErrClosed)
+	}
+	defer c.client.work.Leave()
+	failed := map[K]error{}
+	var drops []target[K]
+	seen := make(map[K]struct{}, len(keys))
+	for _, key := range keys {
+		if _, again := seen[key]; again {
+			continue
+		}
+		seen[key] = struct{}{}
+		t, err := c.target(key)
+		if err != nil {
+			failed[key] = err
+			continue
+		}
+		drops = append(drops, t)
+	}
+	for key, err := range c.drop(ctx, drops) {
+		failed[key] = err
+	}
+	if len(failed) > 0 {
+		return fmt.Errorf("cache: invalidate %s: %w", c.name, &KeyErrors[K]{ByKey: failed})
+	}
+	return nil
+}
+
+// Update writes through: it runs write, which commits a new value to the source and returns it, and then puts that value into
+// both tiers. Loads that began before write, in any process, are not kept. If write fails, its error is returned, and the key
+// is invalidated, since the source may have changed all the same. write runs in the calling goroutine, on ctx; if it panics,
+// the key is invalidated and the panic goes on.
+//
+// An error that wraps ErrUnconfirmed or ErrCodec comes beside the value: write has committed, and the cache could not be
+// brought up to date (see Invalidate) or cannot hold the value.
+func (c *Cache[K, V]) Update(ctx context.Context, key K, write func(context.Context) (V, error)) (V, error) {
+	var zero V
+	if write == nil {
+		return zero, opError("update", c.name, key, &ConfigError{"write", "nil", "give a function that commits and returns the value"})
+	}
+	v, err := c.write(ctx, key, write)
+	if err != nil {
+		err = opError("update", c.name, key, err)
+	}
+	return c.own(v), err
+}
+
+// Set puts a value into both tiers, to seed or warm them. The value was made before the call: if the source changes meanwhile,
+// an old value may stay until its TTL ends. After a write to the source use Invalidate or Update. An error says that the value
+// was not kept; what was there before is gone all the same.
+func (c *Cache[K, V]) Set(ctx context.Context, key K, value V) error {
+	_, err := c.write(ctx, key, func(context.Context) (V, error) { return value, nil })
+	if err != nil {
+		return opError("set", c.name, key, err)
+	}
+	return nil
+}

@@ -1,0 +1,184 @@
+package cache
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-nearside/nearside/internal/group"
+	"github.com/go-nearside/nearside/internal/rediscall"
+)
+
+// Config configures a Client. Its zero value works.
+type Config struct {
+	// Namespace begins every key in Redis: services that share a Redis and not their caches need different ones.
+	// Default: "nearside".
+	Namespace string
+
+	// ReadBudget bounds each wait for a read of Redis; after it the loader answers. Default: 100 ms.
+	ReadBudget time.Duration
+
+	// WriteBudget bounds each wait for a fill or a delete. Default: 250 ms.
+	WriteBudget time.Duration
+
+	// Logger gets warnings. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// Client is what the caches of one process share: the Redis client, budgets, clock and generations.
+type Client struct {
+	config Config
+	log    *slog.Logger
+
+	read, write *rediscall.Runner
+	errors      [rediscall.NumClasses]atomic.Uint64
+
+	clock  *clock
+	stamps *stamps
+	epoch  atomic.Uint64 // the generation of everything local
+
+	closed  atomic.Bool
+	closing chan struct{} // closed when Close begins
+	work    group.Group   // flights, fills, writes
+	deletes group.Group   // outlives work, so that a write under way can still delete
+	loaders group.Group   // calls of loaders
+	ticking group.Group   // the clock
+
+	mu       sync.Mutex
+	caches   map[string]closer // guarded by mu
+	closeErr error             // guarded by mu
+	ended    chan struct{}     // closed when Close has ended
+}
+
+// closer is a cache without its types.
+type closer interface{ close() }
+
+// Open makes a Client on a Redis client, which stays the caller's: it is not changed, and not closed. Open does not wait for
+// Redis, and does not fail because Redis is away. Any redis.UniversalClient will do but a Ring, which gives no promise about
+// where a key lives. Hooks that were added to the Redis client before Open see all commands.
+func Open(rdb redis.UniversalClient, config Config) (*Client, error) {
+	if v := reflect.ValueOf(rdb); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+		return nil, &ConfigError{"the Redis client", "nil", "give a *redis.Client or *redis.ClusterClient"}
+	}
+	if _, ring := rdb.(*redis.Ring); ring {
+		return nil, &ConfigError{"the Redis client", "a *redis.Ring", "a ring moves keys when a shard fails, so deletes would be lost: give a *redis.Client or *redis.ClusterClient"}
+	}
+	if config.Namespace == "" {
+		config.Namespace = "nearside"
+	}
+	if config.Logger == nil {
+		config.Logger = slog.Default()
+	}
+	budget := duration{min: time.Millisecond, max: time.Minute}
+	if err := fillDuration("Config.ReadBudget", &config.ReadBudget, 100*time.Millisecond, budget); err != nil {
+		return nil, err
+	}
+	if err := fillDuration("Config.WriteBudget", &config.WriteBudget, 250*time.Millisecond, budget); err != nil {
+		return nil, err
+	}
+	c := &Client{
+		config:  config,
+		log:     config.Logger,
+		read:    rediscall.NewRunner(rdb, config.ReadBudget),
+		write:   rediscall.NewRunner(rdb, config.WriteBudget),
+		clock:   newClock(),
+		stamps:  newStamps(),
+		closing: make(chan struct{}),
+		ended:   make(chan struct{}),
+		caches:  make(map[string]closer),
+	}
+	c.ticking.Go(func() { c.clock.run(c.closing) })
+	c.work.Go(func() { c.look(rdb) })
+	return c, nil
+}
+
+// Config returns the configuration with its defaults filled in.
+func (c *Client) Config() Config { return c.config }
+
+// look warns of settings of the Redis client that break promises, and learns the server's time.
+func (c *Client) look(rdb redis.UniversalClient) {
+	if cluster, ok := rdb.(*redis.ClusterClient); ok {
+		if o := cluster.Options(); o.ReadOnly || o.RouteByLatency || o.RouteRandomly {
+			c.log.Warn("nearside: the Redis client reads from replicas, which may lag: an invalidated value can be served again; " +
+				"unset ReadOnly, RouteByLatency and RouteRandomly")
+		}
+	}
+	now := rediscall.NewCommand(context.Background(), "time")
+	sent := c.clock.now()
+	if err := c.read.Do(context.Background(), now); err != nil {
+		c.weather(err)
+		return
+	}
+	parts, err := now.StringSlice()
+	if err != nil || len(parts) != 2 {
+		return
+	}
+	seconds, err1 := strconv.ParseInt(parts[0], 10, 64)
+	micros, err2 := strconv.ParseInt(parts[1], 10, 64)
+	if err1 == nil && err2 == nil {
+		c.clock.observe(seconds*1e6+micros, sent, c.clock.now())
+	}
+}
+
+// weather counts an error of Redis.
+func (c *Client) weather(err error) { c.errors[rediscall.Classify(err)].Add(1) }
+
+// register enters a cache under its name.
+func (c *Client) register(name string, cache closer) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed.Load() {
+		return ErrClosed
+	}
+	if _, taken := c.caches[name]; taken {
+		return &ConfigError{"the name", fmt.Sprintf("%q, which another cache of this client has", name), "give each cache its own name"}
+	}
+	c.caches[name] = cache
+	return nil
+}
+
+// Close ends the client and its caches: calls under way return what they have or ErrClosed, loads are cancelled, fills and
+// deletes on their way are waited for. It takes no longer than the budgets and one second more, and returns an error if
+// something was still running then: a loader that does not heed its context, or a call that hangs in the Redis client. It may
+// be called at any time, also from a loader, and more than once: each call waits for the first and returns the same.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	first := c.closed.CompareAndSwap(false, true)
+	c.mu.Unlock()
+	if first {
+		close(c.closing)
+		go c.end()
+	}
+	<-c.ended
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closeErr
+}
+
+// closeGrace is how long Close waits for loaders beyond the budgets.
+const closeGrace = time.Second
+
+func (c *Client) end() {
+	defer close(c.ended)
+	deadline := time.Now().Add(closeGrace)
+	c.ticking.Close(closeGrace)
+	flights := c.work.Close(time.Until(deadline) + 2*(c.config.ReadBudget+c.config.WriteBudget))
+	flights += c.deletes.Close(c.config.WriteBudget + 100*time.Millisecond)
+	loaders := c.loaders.Close(time.Until(deadline))
+	calls := c.read.Close(time.Until(deadline)) + c.write.Close(time.Until(deadline))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, cache := range c.caches {
+		cache.close()
+	}
+	if flights+loaders+calls > 0 {
+		c.closeErr = fmt.Errorf("cache: close: still running: %d flights or writes, %d loaders, %d calls to Redis", flights, loaders, calls)
+	}
+}

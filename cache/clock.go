@@ -1,0 +1,77 @@
+package cache
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// tick is the resolution of the coarse clock.
+const tick = 10 * time.Millisecond
+
+// clock is the time of one client: its own, in nanoseconds since it opened, and an estimate of the Redis server's.
+type clock struct {
+	start  time.Time
+	coarse atomic.Int64
+	server atomic.Pointer[estimate]
+}
+
+func newClock() *clock { return &clock{start: time.Now()} }
+
+// run keeps the coarse clock going until stop is closed.
+func (c *clock) run(stop <-chan struct{}) {
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			c.coarse.Store(c.now())
+		case <-stop:
+			return
+		}
+	}
+}
+
+// now is the exact time.
+func (c *clock) now() int64 { return int64(time.Since(c.start)) }
+
+// estimate is what is known of the server's clock: at our time at, what the server's clock shows less ours lies between lower
+// and upper. All in nanoseconds.
+type estimate struct {
+	at, lower, upper int64
+}
+
+// drift is how far two clocks may go apart, as a part of the time that passes: 200 ppm, twice what a poor crystal does.
+const drift = 5000
+
+func (e estimate) aged(now int64) estimate {
+	slack := max(0, now-e.at) / drift
+	return estimate{at: now, lower: e.lower - slack, upper: e.upper + slack}
+}
+
+// observe learns from a reply that carried the server's time, in microseconds, and that was asked for and received at the
+// given times of ours. What it says is combined with what is known; if they contradict, a clock was set or the server is
+// another one, and the newer word counts.
+func (c *clock) observe(server, sent, received int64) {
+	seen := estimate{at: received, lower: server*1000 - received, upper: (server+1)*1000 - sent}
+	known := c.server.Load()
+	if known != nil {
+		old := known.aged(received)
+		both := estimate{at: received, lower: max(old.lower, seen.lower), upper: min(old.upper, seen.upper)}
+		if both.lower <= both.upper {
+			seen = both
+		}
+	}
+	c.server.CompareAndSwap(known, &seen) // who lost the race learned as much
+}
+
+// serverNow returns the earliest and the latest time, in microseconds, that the server's clock can show now. It reports false
+// while nothing is known of it.
+func (c *clock) serverNow() (earliest, latest int64, ok bool) {
+	known := c.server.Load()
+	if known == nil {
+		return 0, 0, false
+	}
+	now := c.now()
+	e := known.aged(now)
+	return (now + e.lower) / 1000, (now+e.upper)/1000 + 1, true
+}

@@ -1,0 +1,97 @@
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+var (
+	// ErrNotFound says that the source has no such row. A loader returns it, wrapped or not, or leaves the key out of its
+	// answer; it is cached for Policy.NegativeTTL.
+	ErrNotFound = errors.New("cache: not found")
+
+	// ErrClosed says that the client was closed.
+	ErrClosed = errors.New("cache: client is closed")
+
+	// ErrBadKey says that a key cannot be encoded: it is empty, longer than MaxKeyBytes, or its encoder failed.
+	ErrBadKey = errors.New("cache: bad key")
+
+	// ErrCodec says that the codec could not encode a value.
+	ErrCodec = errors.New("cache: codec failed")
+
+	// ErrUnconfirmed says that Redis did not confirm a delete. The old value may still stand there, and other processes may
+	// serve it until its TTL ends; this process does not. Call Invalidate again, or accept the delay.
+	ErrUnconfirmed = errors.New("cache: delete not confirmed by Redis")
+)
+
+// ConfigError says which field of a configuration cannot be used, and what to give instead.
+type ConfigError struct {
+	Field  string
+	Value  any
+	Remedy string
+}
+
+func (e *ConfigError) Error() string {
+	return fmt.Sprintf("cache: %s is %v: %s", e.Field, e.Value, e.Remedy)
+}
+
+// PanicError says that a loader, codec or hook panicked, or ended its goroutine by runtime.Goexit. All who waited for it get
+// the same one.
+type PanicError struct {
+	Value any    // what was passed to panic
+	Stack []byte // the stack of the goroutine that panicked
+}
+
+func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", e.Value, e.Stack) }
+
+// Unwrap returns the panic's value where that is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}
+
+// KeyErrors holds the errors of the keys of a batch that failed. The other keys of the batch were answered. errors.Is and
+// errors.As look into each. A loader may return one beside its values.
+type KeyErrors[K comparable] struct {
+	ByKey map[K]error
+}
+
+func (e *KeyErrors[K]) Error() string {
+	if len(e.ByKey) == 1 {
+		for key, err := range e.ByKey {
+			return fmt.Sprintf("key %s: %v", keyText(key), err)
+		}
+	}
+	text := fmt.Sprintf("%d keys failed", len(e.ByKey))
+	shown := 0
+	for key, err := range e.ByKey {
+		if shown == 3 {
+			return text + "; ..."
+		}
+		text += fmt.Sprintf("; %s: %v", keyText(key), err)
+		shown++
+	}
+	return text
+}
+
+// Unwrap returns the errors of all keys.
+func (e *KeyErrors[K]) Unwrap() []error { return slices.Collect(maps.Values(e.ByKey)) }
+
+// keyText prints a key for a message, with a bound.
+func keyText(key any) string {
+	text := fmt.Sprintf("%#v", key)
+	if s, ok := key.(fmt.Stringer); ok {
+		text = fmt.Sprintf("%q", s.String())
+	}
+	if len(text) > 100 {
+		text = text[:100] + "..."
+	}
+	return text
+}
+
+// opError wraps the error of an operation once, with the operation, the cache and the key.
+func opError(op, name string, key any, err error) error {
+	return fmt.Errorf("cache: %s %s %s: %w", op, name, keyText(key), err)
+}

@@ -1,0 +1,27 @@
+package cache
+
+import (
+	"testing"
+	"time"
+)
+
+// Idle waits until no flight, fill, delete or loader is under way.
+func (c *Client) Idle(t testing.TB) {
+	t.Helper()
+	if left := c.work.Wait(10*time.Second) + c.deletes.Wait(10*time.Second) + c.loaders.Wait(10*time.Second); left > 0 {
+		t.Fatalf("%d goroutines of the client are still busy", left)
+	}
+}
+
+// DropLocal voids all that the local tiers of a client hold.
+func (c *Client) DropLocal() { c.epoch.Add(1) }
+
+// PhysicalKey returns the key under which Redis holds an entry.
+func (c *Cache[K, V]) PhysicalKey(t testing.TB, key K) string {
+	t.Helper()
+	physical, err := c.keys.physical(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return physical
+}

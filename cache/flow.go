@@ -1,0 +1,292 @@
+package cache
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// The flow of a read through the tiers: run takes flights from Redis to the loader, and fills what came of it. The flow of a
+// write stands in write.go. No other file knows more than one tier.
+
+// attempt is a flight on its way through the tiers.
+type attempt[K comparable, V any] struct {
+	*flight[K, V]
+	reading reading
+	reject  string // the digest of bytes in Redis that cannot be used
+	why     Why    // why the loader will be called
+}
+
+// run takes flights, none of which the local tier holds, through Redis and the loader.
+func (c *Cache[K, V]) run(l *load, started []*flight[K, V], loader Loader[K, V]) {
+	var ask, toLoad []*attempt[K, V]
+	for _, f := range started {
+		if a := (&attempt[K, V]{flight: f, why: WhyBypassed}); c.unconfirmed.has(f.physical) {
+			toLoad = append(toLoad, a)
+		} else {
+			ask = append(ask, a)
+		}
+	}
+	for _, a := range c.ask(l.ctx, ask) {
+		if a.reading.state != stateLeased || c.policy.LeaseWait == Off {
+			toLoad = append(toLoad, a)
+			continue
+		}
+		c.stats.leaseWaits.Add(1)
+		c.start([]*flight[K, V]{a.flight}, func() { c.await(l, a, loader) })
+	}
+	if len(toLoad) > 0 {
+		c.load(l, toLoad, loader)
+	}
+}
+
+// ask reads Redis, lands the flights that it answers, and asks for the leases of those that miss. It returns the flights that
+// have not landed, each with what Redis last said of it.
+func (c *Cache[K, V]) ask(ctx context.Context, asked []*attempt[K, V]) (rest []*attempt[K, V]) {
+	if len(asked) == 0 {
+		return nil
+	}
+	var misses []*attempt[K, V]
+	for i, r := range c.redis.read(ctx, physicalKeys(asked)) {
+		a := asked[i]
+		switch {
+		case c.landFound(a, r):
+		case a.reading.state == stateMiss:
+			misses = append(misses, a)
+		default:
+			rest = append(rest, a)
+		}
+	}
+	if len(misses) == 0 {
+		return rest
+	}
+	c.stats.misses.Add(uint64(len(misses)))
+	rejects := make([]string, len(misses))
+	for i, a := range misses {
+		rejects[i] = a.reject
+	}
+	for i, r := range c.redis.lease(ctx, leaseToRead, physicalKeys(misses), rejects) {
+		if a := misses[i]; !c.landFound(a, r) {
+			rest = append(rest, a)
+		}
+	}
+	return rest
+}
+
+func physicalKeys[K comparable, V any](attempts []*attempt[K, V]) []string {
+	keys := make([]string, len(attempts))
+	for i, a := range attempts {
+		keys[i] = a.physical
+	}
+	return keys
+}
+
+// landFound takes in what Redis said of a flight, and lands it if that is an answer.
+func (c *Cache[K, V]) landFound(a *attempt[K, V], r reading) (landed bool) {
+	a.reading = r
+	switch r.state {
+	case stateFound:
+		if c.landFrame(a) {
+			return true
+		}
+		a.reading.state, a.reject, a.why = stateMiss, digest(r.raw), WhyRedis
+	case stateMiss:
+		a.reject, a.why = r.reject, WhyRedis
+	case stateGranted:
+		a.why = WhyMiss
+	case stateNewer:
+		a.why = WhySchema
+	case stateLeased:
+		a.why = WhyWait
+	default:
+		a.why = WhyRedis
+	}
+	return false
+}
+
+// landFrame answers a flight from a frame, and keeps the answer in the local tier. It reports false if the codec cannot read
+// the frame.
+func (c *Cache[K, V]) landFrame(a *attempt[K, V]) bool {
+	f := &a.reading.frame
+	e := &entry[K, V]{fill: f.fill, negative: f.kind == kindNegative}
+	if !e.negative {
+		var err error
+		if e.value, err = c.decode(f.flags, f.payload); err != nil {
+			c.stats.decodeErrors.Add(1)
+			c.client.log.Warn("nearside: the codec cannot read an entry of Redis; it will be replaced", "cache", c.name, "error", err)
+			return false
+		}
+	}
+	now, ttl := c.client.clock.now(), time.Second // as long as the server's clock is not known
+	if earliest, latest, ok := c.client.clock.serverNow(); ok {
+		ttl = time.Duration(f.freshUntil-latest) * time.Microsecond
+		e.loaded = now - max(0, (earliest+latest)/2-f.loadedAt)*1000
+	}
+	c.stats.redisHits.Add(1)
+	c.keep(a.flight, e, a.stamp, now, ttl, len(f.payload))
+	c.land(a.flight, answer[V]{value: e.value, err: e.err(), tier: TierRedis, why: WhyHit, loaded: e.loaded})
+	c.flights.remove(a.flight)
+	return true
+}
+
+// keep puts an entry into the local tier for at most ttl from now on, unless an invalidation came in between.
+func (c *Cache[K, V]) keep(f *flight[K, V], e *entry[K, V], stamp uint32, now int64, ttl time.Duration, size int) {
+	// The coarse clock lags by a tick: an entry ends early by that much, so that it never outlives Redis'.
+	if ttl = min(ttl, c.policy.LocalTTL) - tick; c.local == nil || ttl <= 0 {
+		return
+	}
+	if stamp != c.client.stamps.now(f.hash) || f.epoch != c.client.epoch.Load() {
+		c.stats.localOvertaken.Add(1)
+		return
+	}
+	e.key, e.stamp, e.epoch, e.expires = f.key, stamp, f.epoch, now+int64(ttl)
+	cost := int64(size)
+	if c.hooks.Cost != nil && !e.negative {
+		cost = c.hooks.Cost(e.value)
+	}
+	if c.local.put(f.hash, e, cost) {
+		c.stats.localFills.Add(1)
+	} else {
+		c.stats.localRejected.Add(1)
+	}
+}
+
+// A waiter for another process' load looks again after a tenth of the time it has waited, inside these bounds: it learns of
+// the value at most a tenth late, and the number of looks grows with the logarithm of the wait.
+const (
+	minPoll = 2 * time.Millisecond
+	maxPoll = 100 * time.Millisecond
+)
+
+// await waits for the value that another process is loading. If that lease ends without one, it loads here, under the next
+// lease. If LeaseWait ends first, it loads here without a lease, and fills nothing.
+func (c *Cache[K, V]) await(l *load, a *attempt[K, V], loader Loader[K, V]) {
+	began := time.Now()
+	for a.reading.state == stateLeased {
+		waited := time.Since(began)
+		left := c.policy.LeaseWait - waited
+		if left <= 0 {
+			c.stats.leaseTimeouts.Add(1)
+			break
+		}
+		timer := time.NewTimer(min(left, max(minPoll, min(maxPoll, waited/10))))
+		select {
+		case <-timer.C:
+		case <-l.ctx.Done():
+			timer.Stop()
+			c.fail(a.flight, l.ctx.Err())
+			return
+		case <-c.client.closing:
+			timer.Stop()
+			c.fail(a.flight, ErrClosed)
+			return
+		}
+		if len(c.ask(l.ctx, []*attempt[K, V]{a})) == 0 {
+			return
+		}
+	}
+	c.load(l, []*attempt[K, V]{a}, loader)
+}
+
+// fill is a loaded value, or the absence of one, on its way into the tiers.
+type fill[K comparable, V any] struct {
+	flight *flight[K, V]
+	entry  *entry[K, V]
+	frame  frame
+	ttl    time.Duration
+}
+
+// load calls the loader once for all keys and answers their flights. Those who waited go on; the tiers are filled behind them,
+// for the keys whose lease is ours.
+func (c *Cache[K, V]) load(l *load, attempts []*attempt[K, V], loader Loader[K, V]) {
+	keys := make([]K, len(attempts))
+	for i, a := range attempts {
+		keys[i] = a.key
+	}
+	began := c.client.clock.now()
+	stop := c.keepLeases(l.ctx, attempts)
+	values, failed, err := c.callLoader(l.ctx, keys, loader)
+	stop()
+
+	var fills []fill[K, V]
+	for _, a := range attempts {
+		value, found := values[a.key]
+		keyErr := err
+		if keyErr == nil {
+			keyErr = failed[a.key]
+		}
+		if keyErr == nil && !found {
+			keyErr = ErrNotFound
+		}
+		ans := answer[V]{value: value, err: keyErr, tier: TierLoader, why: a.why, loaded: began}
+		if f, ok := c.toFill(a, &ans); ok {
+			fills = append(fills, f)
+			c.land(a.flight, ans)
+			continue
+		}
+		if a.reading.state == stateGranted {
+			c.redis.abandonLease(l.ctx, a.physical, a.reading.lease)
+		}
+		c.flights.remove(a.flight)
+		c.land(a.flight, ans)
+	}
+	c.fill(l.ctx, fills)
+}
+
+// toFill makes of a loaded answer what goes into the tiers, if anything does: the lease must be ours, and the answer a value
+// that the codec can hold, or "not found". It puts into the answer the value that the codec read back.
+func (c *Cache[K, V]) toFill(a *attempt[K, V], ans *answer[V]) (fill[K, V], bool) {
+	out := fill[K, V]{
+		flight: a.flight,
+		entry:  &entry[K, V]{fill: a.reading.lease, loaded: ans.loaded},
+		frame:  frame{kind: kindValue, loadedAt: a.reading.at, fill: a.reading.lease, lease: a.reading.lease, key: a.physical},
+		ttl:    c.policy.TTL,
+	}
+	granted := a.reading.state == stateGranted
+	switch {
+	case errors.Is(ans.err, ErrNotFound):
+		ans.err = ErrNotFound
+		out.entry.negative, out.frame.kind, out.ttl = true, kindNegative, c.policy.NegativeTTL
+		granted = granted && c.policy.NegativeTTL != Off
+	case ans.err != nil:
+		var zero V
+		ans.value = zero
+		c.stats.loadErrors.Add(1)
+		return out, false
+	default:
+		enc, err := c.encode(ans.value)
+		var panicked *PanicError
+		switch {
+		case errors.As(err, &panicked):
+			var zero V
+			ans.value, ans.err = zero, err
+			return out, false
+		case err != nil:
+			c.client.log.Warn("nearside: the codec refuses a value; it is served and not kept", "cache", c.name, "error", err)
+			return out, false
+		}
+		ans.value, out.entry.value = enc.value, enc.value
+		out.frame.flags, out.frame.payload = enc.flags, string(enc.payload)
+	}
+	out.ttl = c.policy.jittered(out.ttl)
+	return out, granted
+}
+
+// fill writes to Redis under the leases, then to the local tier what Redis took, and lets the flights go.
+func (c *Cache[K, V]) fill(ctx context.Context, fills []fill[K, V]) {
+	if len(fills) == 0 {
+		return
+	}
+	frames, ttls := make([]frame, len(fills)), make([]time.Duration, len(fills))
+	for i, f := range fills {
+		frames[i], ttls[i] = f.frame, f.ttl
+	}
+	now := c.client.clock.now() // before Redis counts the TTL
+	written := c.redis.fill(context.WithoutCancel(ctx), frames, ttls)
+	for i, f := range fills {
+		if written[i] {
+			c.keep(f.flight, f.entry, f.flight.stamp, now, f.ttl, len(f.frame.payload))
+		}
+		c.flights.remove(f.flight)
+	}
+}

@@ -1,0 +1,131 @@
+package cache
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/rand/v2"
+)
+
+// What stands at a key in Redis is a frame: a header of fixed size, the physical key, and the payload. Numbers are big-endian,
+// times are microseconds of the Redis server's clock. The scripts in lua/ know the offsets of what they touch.
+//
+//	 0  3  magic            48  8  row version
+//	 3  1  format           56  8  least version allowed
+//	 4  1  kind             64  8  epoch of the name
+//	 5  1  flags            72 16  lease token
+//	 6  2  schema           88  8  lease expiry
+//	 8  8  loaded at        96  4  length of the key
+//	16  8  fresh until     100  4  length of the payload
+//	24  8  expires         104     key, payload
+//	32 16  fill id
+const (
+	frameMagic  = "\x9fNS1" // three bytes and the format
+	headerBytes = 104
+
+	offKind    = 4
+	offFlags   = 5
+	offSchema  = 6
+	offLoaded  = 8
+	offFresh   = 16
+	offExpires = 24
+	offFill    = 32
+	offVersion = 48
+	offLeast   = 56
+	offEpoch   = 64
+	offLease   = 72
+	offLeaseAt = 88
+	offKeyLen  = 96
+	offBodyLen = 100
+)
+
+// The kinds of a frame.
+const (
+	kindValue    byte = 'v'
+	kindNegative byte = 'n' // the source has no such row
+	kindLease    byte = 'l' // nothing yet: somebody is loading
+)
+
+// flagNil marks a nil []byte, which has the same payload as an empty one.
+const flagNil byte = 1
+
+// token names one attempt to fill one key. It is random, so two attempts are never taken for one another.
+type token [16]byte
+
+func newToken() (t token) {
+	binary.LittleEndian.PutUint64(t[:8], rand.Uint64())
+	binary.LittleEndian.PutUint64(t[8:], rand.Uint64())
+	return t
+}
+
+// frame is a frame's content. Key and payload are views into what it was parsed from.
+type frame struct {
+	kind, flags byte
+	schema      uint16
+
+	loadedAt, freshUntil, expires int64
+
+	fill                  token
+	version, least, epoch uint64
+	lease                 token
+	leaseExpiry           int64
+	key, payload          string
+}
+
+var errNotAFrame = errors.New("the bytes are not a frame of this format")
+
+// parseFrame reads a frame. Whether it belongs to the key and the schema asked for is the caller's to check.
+func parseFrame(raw string) (frame, error) {
+	if len(raw) < headerBytes || raw[:len(frameMagic)] != frameMagic {
+		return frame{}, errNotAFrame
+	}
+	u64 := func(at int) uint64 { return binary.BigEndian.Uint64([]byte(raw[at : at+8])) }
+	f := frame{
+		kind:        raw[offKind],
+		flags:       raw[offFlags],
+		schema:      uint16(raw[offSchema])<<8 | uint16(raw[offSchema+1]),
+		loadedAt:    int64(u64(offLoaded)),
+		freshUntil:  int64(u64(offFresh)),
+		expires:     int64(u64(offExpires)),
+		version:     u64(offVersion),
+		least:       u64(offLeast),
+		epoch:       u64(offEpoch),
+		leaseExpiry: int64(u64(offLeaseAt)),
+	}
+	copy(f.fill[:], raw[offFill:])
+	copy(f.lease[:], raw[offLease:])
+	keyLen, bodyLen := int64(u64(offKeyLen)>>32), int64(u64(offKeyLen)&0xffffffff)
+	if headerBytes+keyLen+bodyLen != int64(len(raw)) {
+		return frame{}, errNotAFrame
+	}
+	switch f.kind {
+	case kindValue:
+	case kindNegative, kindLease:
+		if bodyLen != 0 {
+			return frame{}, errNotAFrame
+		}
+	default:
+		return frame{}, errNotAFrame
+	}
+	f.key, f.payload = raw[headerBytes:headerBytes+keyLen], raw[headerBytes+keyLen:]
+	return f, nil
+}
+
+// appendTo writes the frame.
+func (f *frame) appendTo(dst []byte) []byte {
+	dst = append(dst, frameMagic...)
+	dst = append(dst, f.kind, f.flags)
+	dst = binary.BigEndian.AppendUint16(dst, f.schema)
+	for _, t := range [...]int64{f.loadedAt, f.freshUntil, f.expires} {
+		dst = binary.BigEndian.AppendUint64(dst, uint64(t))
+	}
+	dst = append(dst, f.fill[:]...)
+	for _, n := range [...]uint64{f.version, f.least, f.epoch} {
+		dst = binary.BigEndian.AppendUint64(dst, n)
+	}
+	dst = append(dst, f.lease[:]...)
+	dst = binary.BigEndian.AppendUint64(dst, uint64(f.leaseExpiry))
+	dst = binary.BigEndian.AppendUint32(dst, uint32(len(f.key)))
+	dst = binary.BigEndian.AppendUint32(dst, uint32(len(f.payload)))
+	dst = append(dst, f.key...)
+	return append(dst, f.payload...)
+}

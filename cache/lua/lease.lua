@@ -1,0 +1,41 @@
+-- Takes the lease of a key: the right to fill it.
+-- KEYS[1]  the key
+-- ARGV     1 token  2 token of an earlier attempt whose outcome is unknown, or ''  3 lease TTL, ms  4 schema
+--          5 'read' (who misses) or 'write' (who is about to write the source: voids every other lease)
+--          6 sha1 of the bytes that the caller could not use, or ''  7 a lease frame's header up to its token
+--          8 the rest of that frame
+-- Returns  {outcome, time, 1 if something that is not a string was removed, the frame if the outcome is VALUE}
+local GRANTED, VALUE, BUSY, NEWER = 1, 2, 3, 4
+local token, earlier, ttl, schema = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local t = now()
+
+local current, repaired = redis.pcall('GET', KEYS[1]), 0
+if type(current) == 'table' then
+  if not string.find(current.err, 'WRONGTYPE', 1, true) then return current end
+  redis.call('UNLINK', KEYS[1])
+  current, repaired = false, 1
+end
+
+local framed = current and #current >= 104 and string.sub(current, 1, 4) == string.sub(ARGV[7], 1, 4)
+if framed and ARGV[6] ~= '' and redis.sha1hex(current) == ARGV[6] then framed = false end
+
+local fresh = false
+if framed then
+  local theirs = string.byte(current, 7) * 256 + string.byte(current, 8)
+  if theirs > schema then return {NEWER, t, repaired} end
+  local held = string.sub(current, 73, 88)
+  fresh = theirs == schema and string.sub(current, 5, 5) ~= 'l' and read64(current, 17) > t
+  if ARGV[5] == 'read' then
+    if fresh then return {VALUE, t, repaired, current} end
+    if theirs == schema and read64(current, 89) > t and held ~= earlier then return {BUSY, t, repaired} end
+  end
+end
+
+local lease = token .. write64(t + ttl * 1000)
+if fresh then
+  redis.call('SETRANGE', KEYS[1], 72, lease)
+  if redis.call('PTTL', KEYS[1]) < ttl then redis.call('PEXPIRE', KEYS[1], ttl) end
+else
+  redis.call('SET', KEYS[1], ARGV[7] .. lease .. ARGV[8], 'PX', ttl)
+end
+return {GRANTED, t, repaired}

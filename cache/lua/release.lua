@@ -1,0 +1,12 @@
+-- Gives a lease back without a value, so that the next one need not wait for its end.
+-- KEYS[1]  the key
+-- ARGV     1 token
+-- Returns  {1 released or 0 lost, time}
+local t = now()
+if not holds(ARGV[1]) then return {0, t} end
+if redis.call('GETRANGE', KEYS[1], 4, 4) == 'l' then
+  redis.call('UNLINK', KEYS[1])
+else
+  redis.call('SETRANGE', KEYS[1], 72, string.rep('\0', 24))
+end
+return {1, t}

@@ -1,0 +1,122 @@
+package cache
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// Off switches a part of a Policy off, where its field says so. A zero field means the default.
+const Off = -1
+
+const (
+	minTTL = time.Millisecond
+	maxTTL = 10 * 365 * 24 * time.Hour
+)
+
+// Policy says how long things live and how much is kept. Its zero value works but for TTL. It is a plain value: share it,
+// compare it, print it. Cache.Policy returns it with its defaults filled in.
+type Policy struct {
+	// TTL is how long Redis keeps a value, counted from its fill and shortened by Jitter. Required; 1 ms to 10 years. It is
+	// the backstop of all invalidation.
+	TTL time.Duration
+
+	// LocalTTL is how long this process keeps a value, never longer than Redis does. It is also how long this process may
+	// go on serving what another process invalidated. Default: TTL, at most 1 minute. Off: no local tier.
+	LocalTTL time.Duration
+
+	// NegativeTTL is how long "not found" is kept. Default: TTL, at most 30 seconds. Off: it is not kept at all.
+	NegativeTTL time.Duration
+
+	// Jitter shortens each TTL by a random part of at most this fraction, so that what was filled together does not expire
+	// together. Default: 0.1. At most 0.5. Off: no jitter.
+	Jitter float64
+
+	// LoadTimeout ends a call of the loader: its context, and the wait of its callers. Default: 10 seconds.
+	LoadTimeout time.Duration
+
+	// LeaseTTL is how long a process that died can make others wait for its load. A lease is renewed while its load runs, so
+	// this need not be longer than a load. Default: 3 seconds. At least 100 ms.
+	LeaseTTL time.Duration
+
+	// LeaseWait is how long to wait for a value that another process is loading, before loading it here too. Default and
+	// maximum: LoadTimeout. Off: do not wait.
+	LeaseWait time.Duration
+
+	// LocalBytes and LocalEntries bound the local tier; the one reached first counts. Sizes are those of the encoded values,
+	// or those that Hooks.Cost gives. Defaults: 64 MiB and 100 000.
+	LocalBytes   int64
+	LocalEntries int64
+
+	// Schema is the number of the value's shape. Raise it when the type V changes so that older bytes cannot be read any
+	// more: entries with a lower number are replaced; those with a higher one, of a newer release, are left alone and not
+	// used, so two releases can run side by side.
+	Schema uint16
+}
+
+// withDefaults returns the policy with its defaults filled in, or says what cannot be used.
+func (p Policy) withDefaults() (Policy, error) {
+	if err := fillDuration("Policy.TTL", &p.TTL, 0, duration{min: minTTL, max: maxTTL}); err != nil {
+		return p, err
+	}
+	err := errors.Join(
+		fillDuration("Policy.LocalTTL", &p.LocalTTL, min(p.TTL, time.Minute), duration{min: minTTL, max: p.TTL, off: true}),
+		fillDuration("Policy.NegativeTTL", &p.NegativeTTL, min(p.TTL, 30*time.Second), duration{min: minTTL, max: maxTTL, off: true}),
+		fillDuration("Policy.LoadTimeout", &p.LoadTimeout, 10*time.Second, duration{min: minTTL, max: maxTTL}),
+		fillDuration("Policy.LeaseTTL", &p.LeaseTTL, 3*time.Second, duration{min: 100 * time.Millisecond, max: time.Hour}),
+		fillDuration("Policy.LeaseWait", &p.LeaseWait, p.LoadTimeout, duration{min: minTTL, max: p.LoadTimeout, off: true}),
+		fillCount("Policy.LocalBytes", &p.LocalBytes, 64<<20),
+		fillCount("Policy.LocalEntries", &p.LocalEntries, 100_000),
+	)
+	switch {
+	case p.Jitter == 0:
+		p.Jitter = 0.1
+	case p.Jitter != Off && !(p.Jitter > 0 && p.Jitter <= 0.5):
+		err = errors.Join(err, &ConfigError{"Policy.Jitter", p.Jitter, "give a fraction up to 0.5, 0 for the default, or cache.Off"})
+	}
+	return p, err
+}
+
+// duration says which durations a field takes.
+type duration struct {
+	min, max time.Duration
+	off      bool
+}
+
+// fillDuration puts the fallback, if there is one, in place of 0, and checks the rest.
+func fillDuration(field string, d *time.Duration, fallback time.Duration, takes duration) error {
+	switch {
+	case *d == 0 && fallback > 0:
+		*d = fallback
+	case *d == Off && takes.off:
+	case *d < takes.min, *d > takes.max:
+		remedy := fmt.Sprintf("give %v to %v", takes.min, takes.max)
+		if fallback > 0 {
+			remedy += ", 0 for the default"
+		}
+		if takes.off {
+			remedy += ", or cache.Off"
+		}
+		return &ConfigError{field, *d, remedy}
+	}
+	return nil
+}
+
+func fillCount(field string, n *int64, fallback int64) error {
+	switch {
+	case *n == 0:
+		*n = fallback
+	case *n < 0:
+		return &ConfigError{field, *n, "give a positive number, or 0 for the default"}
+	}
+	return nil
+}
+
+// jittered shortens a TTL by a random part.
+func (p Policy) jittered(ttl time.Duration) time.Duration {
+	if p.Jitter == Off {
+		return ttl
+	}
+	return max(minTTL, ttl-time.Duration(rand.Float64()*p.Jitter*float64(ttl)))
+}

@@ -1,0 +1,47 @@
+package cache
+
+import "time"
+
+// Tier is where an answer came from.
+type Tier uint8
+
+// The tiers.
+const (
+	TierLocal  Tier = iota + 1 // this process
+	TierRedis                  // Redis
+	TierLoader                 // the loader
+)
+
+func (t Tier) String() string {
+	switch t {
+	case TierLocal:
+		return "local"
+	case TierRedis:
+		return "redis"
+	case TierLoader:
+		return "loader"
+	}
+	return "none"
+}
+
+// Why says why an answer came from its tier.
+type Why string
+
+// The reasons.
+const (
+	WhyHit      Why = "hit"      // the tier held it
+	WhyMiss     Why = "miss"     // no tier held it, and the loader ran under a lease
+	WhyRedis    Why = "redis"    // Redis gave no usable answer in time: the loader ran without a lease, nothing is kept
+	WhyWait     Why = "wait"     // the wait for another process' load ended without a value: the same
+	WhySchema   Why = "schema"   // a newer release owns the entry in Redis: the same
+	WhyBypassed Why = "bypassed" // a delete of this key is not confirmed by Redis: the same
+)
+
+// Result is an answer with its origin.
+type Result[V any] struct {
+	Value V
+	Tier  Tier
+	// Age is the time since the load that made the value began; 0 when it is not known.
+	Age time.Duration
+	Why Why
+}

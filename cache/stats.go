@@ -1,0 +1,93 @@
+package cache
+
+import (
+	"sync/atomic"
+
+	"github.com/go-nearside/nearside/internal/rediscall"
+)
+
+// Stats are the counters of one cache since it was made, and two gauges. All count keys, unless they say otherwise.
+type Stats struct {
+	LocalHits uint64 // answered by this process, "not found" included
+	RedisHits uint64 // answered by Redis, "not found" included
+	Misses    uint64 // nothing that could be used stood in Redis
+	Joined    uint64 // callers that shared the flight of another
+
+	LoaderCalls   uint64 // calls of the loader
+	Loads         uint64 // keys asked of the loader
+	LoadErrors    uint64 // keys it failed for
+	ForeignRows   uint64 // keys it answered without being asked
+	LeaseWaits    uint64 // waits for the load of another process
+	LeaseTimeouts uint64 // of these, those that ended without a value
+
+	Fills          uint64 // written to Redis
+	FillsRefused   uint64 // not written: the lease was void, so an invalidation or a writer came in between
+	FillErrors     uint64 // not written, or perhaps not: Redis failed
+	LocalFills     uint64 // kept by this process
+	LocalRejected  uint64 // not kept: no room, or too large
+	LocalOvertaken uint64 // not kept: invalidated meanwhile
+
+	BadFrames     uint64 // bytes in Redis that are not an entry
+	ForeignFrames uint64 // entries in Redis that belong to another key
+	WrongTypes    uint64 // something else than a string stood in Redis, and was removed
+	NewerSchema   uint64 // entries of a newer release, left alone
+	DecodeErrors  uint64 // values that the codec could not read
+	EncodeErrors  uint64 // values that the codec could not write
+
+	Invalidated uint64 // deletes asked for, by Invalidate or by a write
+	Unconfirmed uint64 // of these, those that Redis did not confirm
+
+	InFlight        int // flights now
+	UnconfirmedKeys int // keys for which this process does not use Redis now
+}
+
+// ClientStats are the counters of a client since it was opened, and one gauge.
+type ClientStats struct {
+	// RedisErrors counts what went wrong with Redis by kind: timeout, transport, pool, loading, read_only, oom and so on.
+	// redis.Nil is not among them.
+	RedisErrors map[string]uint64
+	// StuckCalls is the number of calls that go-redis has not given back yet after our budget or their caller ended.
+	StuckCalls int
+}
+
+// counters are the counters that are not kept elsewhere.
+type counters struct {
+	redisHits, misses, joined                            atomic.Uint64
+	loaderCalls, loads, loadErrors, foreignRows          atomic.Uint64
+	leaseWaits, leaseTimeouts                            atomic.Uint64
+	fills, fillsRefused, fillErrors                      atomic.Uint64
+	localFills, localRejected, localOvertaken            atomic.Uint64
+	badFrames, foreignFrames, wrongTypes, newerSchema    atomic.Uint64
+	decodeErrors, encodeErrors, invalidated, unconfirmed atomic.Uint64
+}
+
+// Stats returns the counters of the cache.
+func (c *Cache[K, V]) Stats() Stats {
+	s := &c.stats
+	out := Stats{
+		RedisHits: s.redisHits.Load(), Misses: s.misses.Load(), Joined: s.joined.Load(),
+		LoaderCalls: s.loaderCalls.Load(), Loads: s.loads.Load(), LoadErrors: s.loadErrors.Load(), ForeignRows: s.foreignRows.Load(),
+		LeaseWaits: s.leaseWaits.Load(), LeaseTimeouts: s.leaseTimeouts.Load(),
+		Fills: s.fills.Load(), FillsRefused: s.fillsRefused.Load(), FillErrors: s.fillErrors.Load(),
+		LocalFills: s.localFills.Load(), LocalRejected: s.localRejected.Load(), LocalOvertaken: s.localOvertaken.Load(),
+		BadFrames: s.badFrames.Load(), ForeignFrames: s.foreignFrames.Load(), WrongTypes: s.wrongTypes.Load(),
+		NewerSchema: s.newerSchema.Load(), DecodeErrors: s.decodeErrors.Load(), EncodeErrors: s.encodeErrors.Load(),
+		Invalidated: s.invalidated.Load(), Unconfirmed: s.unconfirmed.Load(),
+		InFlight: c.flights.len(), UnconfirmedKeys: c.unconfirmed.len(),
+	}
+	if c.local != nil {
+		out.LocalHits = c.local.hits()
+	}
+	return out
+}
+
+// Stats returns the counters of the client.
+func (c *Client) Stats() ClientStats {
+	out := ClientStats{RedisErrors: map[string]uint64{}, StuckCalls: c.read.Abandoned() + c.write.Abandoned()}
+	for class := range c.errors {
+		if n := c.errors[class].Load(); n > 0 {
+			out.RedisErrors[rediscall.Class(class).String()] = n
+		}
+	}
+	return out
+}

@@ -1,0 +1,61 @@
+package cache
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/go-nearside/nearside/internal/codec"
+)
+
+func defaultCodec[V any]() Codec[V] { return codec.Default[V]() }
+
+// encoded is a value as it goes into the tiers.
+type encoded[V any] struct {
+	value   V // what the codec reads back: this is what callers get, at the first call as at every later one
+	payload []byte
+	flags   byte
+}
+
+// encode runs the codec in both directions. A panic of the codec is a *PanicError; any other failure wraps ErrCodec.
+func (c *Cache[K, V]) encode(v V) (encoded[V], error) {
+	var out encoded[V]
+	var err error
+	guard(func() (err error) {
+		if raw, ok := any(v).([]byte); ok && raw == nil && c.hooks.Codec == nil {
+			out.flags = flagNil
+			return nil
+		}
+		if out.payload, err = c.codec.Append(nil, v); err != nil {
+			return fmt.Errorf("%w: encode: %w", ErrCodec, err)
+		}
+		if out.value, err = c.codec.Decode(out.payload); err != nil {
+			return fmt.Errorf("%w: read back: %w", ErrCodec, err)
+		}
+		return nil
+	}, func(e error) { err = e })
+	if err != nil {
+		c.stats.encodeErrors.Add(1)
+	}
+	return out, err
+}
+
+// decode reads the payload of a frame.
+func (c *Cache[K, V]) decode(flags byte, payload string) (v V, err error) {
+	if flags&flagNil != 0 {
+		return v, nil
+	}
+	guard(func() (err error) {
+		// The codec gets the bytes of the string: it may not change or keep them.
+		v, err = c.codec.Decode(unsafe.Slice(unsafe.StringData(payload), len(payload)))
+		return err
+	}, func(e error) { err = e })
+	return v, err
+}
+
+// err is how a caller learns that there is no such row.
+func (e *entry[K, V]) err() error {
+	if e.negative {
+		return ErrNotFound
+	}
+	return nil
+}
