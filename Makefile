@@ -18,9 +18,11 @@ help:
 	@echo 'make lint   gofmt, go vet, staticcheck, go mod tidy: each must have nothing to say'
 	@echo 'make bench  benchmarks; BENCH=regexp picks, COUNT=n repeats, TIMEOUT=10m bounds a package'
 
+# Allocations can only be counted without the race detector: those tests run once more.
 # -count=1: a cached result says nothing about the servers of today.
 test: fmt vet
 	@.ci/servers .ci/each go test -race -count=1 -timeout=$(TIMEOUT) ./...
+	@.ci/servers .ci/each go test -run=Allocates -count=1 -timeout=$(TIMEOUT) ./...
 
 lint: fmt vet
 	@.ci/each $(STATICCHECK) ./...
