@@ -62,7 +62,8 @@ type closer interface{ close() }
 
 // Open makes a Client on a Redis client, which stays the caller's: it is not changed, and not closed. Open does not wait for
 // Redis, and does not fail because Redis is away. Any redis.UniversalClient will do but a Ring, which gives no promise about
-// where a key lives. Hooks that were added to the Redis client before Open see all commands.
+// where a key lives. Of a *redis.Client it uses clones that share its connections and have time-outs of their own: hooks of
+// the client do not see the commands of the cache, since go-redis does not hand them on to a clone.
 func Open(rdb redis.UniversalClient, config Config) (*Client, error) {
 	if v := reflect.ValueOf(rdb); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil, &ConfigError{"the Redis client", "nil", "give a *redis.Client or *redis.ClusterClient"}
@@ -127,8 +128,12 @@ func (c *Client) look(rdb redis.UniversalClient) {
 	}
 }
 
-// weather counts an error of Redis.
-func (c *Client) weather(err error) { c.errors[rediscall.Classify(err)].Add(1) }
+// weather counts an error of Redis. The end of a caller's own context is none.
+func (c *Client) weather(err error) {
+	if class := rediscall.Classify(err); class != rediscall.Caller {
+		c.errors[class].Add(1)
+	}
+}
 
 // register enters a cache under its name.
 func (c *Client) register(name string, cache closer) error {

@@ -92,6 +92,9 @@ func guard(f func() error, report func(error)) {
 // callLoader calls a loader in a goroutine of its own, and waits for it while ctx lives, at most for LoadTimeout. It returns
 // the values, the errors of single keys, and the error of all.
 func (c *Cache[K, V]) callLoader(ctx context.Context, keys []K, loader Loader[K, V]) (map[K]V, map[K]error, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err // nobody waits any more
+	}
 	ctx, cancel := context.WithTimeout(ctx, c.policy.LoadTimeout)
 	defer cancel()
 	type outcome struct {

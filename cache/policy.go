@@ -66,8 +66,8 @@ func (p Policy) withDefaults() (Policy, error) {
 		fillDuration("Policy.LoadTimeout", &p.LoadTimeout, 10*time.Second, duration{min: minTTL, max: maxTTL}),
 		fillDuration("Policy.LeaseTTL", &p.LeaseTTL, 3*time.Second, duration{min: 100 * time.Millisecond, max: time.Hour}),
 		fillDuration("Policy.LeaseWait", &p.LeaseWait, p.LoadTimeout, duration{min: minTTL, max: p.LoadTimeout, off: true}),
-		fillCount("Policy.LocalBytes", &p.LocalBytes, 64<<20),
-		fillCount("Policy.LocalEntries", &p.LocalEntries, 100_000),
+		fillCount("Policy.LocalBytes", &p.LocalBytes, 64<<20, 1<<40),
+		fillCount("Policy.LocalEntries", &p.LocalEntries, 100_000, 100_000_000),
 	)
 	switch {
 	case p.Jitter == 0:
@@ -103,12 +103,12 @@ func fillDuration(field string, d *time.Duration, fallback time.Duration, takes 
 	return nil
 }
 
-func fillCount(field string, n *int64, fallback int64) error {
+func fillCount(field string, n *int64, fallback, most int64) error {
 	switch {
 	case *n == 0:
 		*n = fallback
-	case *n < 0:
-		return &ConfigError{field, *n, "give a positive number, or 0 for the default"}
+	case *n < 0, *n > most:
+		return &ConfigError{field, *n, fmt.Sprintf("give 1 to %d, or 0 for the default", most)}
 	}
 	return nil
 }

@@ -79,7 +79,9 @@ func (r *redisTier) read(ctx context.Context, physical []string) []reading {
 		switch err := c.Err(); rediscall.Classify(err) {
 		case rediscall.OK:
 			raw, _ := c.Val().(string)
-			readings[i] = r.interpret(raw, physical[i])
+			if readings[i] = r.interpret(raw, physical[i]); readings[i].state == stateFound && !r.fresh(&readings[i].frame) {
+				readings[i] = reading{state: stateMiss} // perhaps: the script that takes the lease knows for certain
+			}
 		case rediscall.Nil:
 			readings[i].state = stateMiss
 		case rediscall.WrongType:
@@ -109,11 +111,14 @@ func (r *redisTier) interpret(raw, physical string) reading {
 	case f.kind == kindLease:
 		return reading{state: stateLeased}
 	}
-	_, latest, ok := r.client.clock.serverNow()
-	if fresh := ok && latest < f.freshUntil || !ok && f.lease == (token{}); !fresh {
-		return reading{state: stateMiss} // perhaps: the script that takes the lease knows
-	}
 	return reading{state: stateFound, frame: f, raw: raw}
+}
+
+// fresh tells whether a frame is certainly fresh. The server keeps a frame longer than that only while somebody has a lease on
+// it, so as long as the server's clock is not known, the lease tells.
+func (r *redisTier) fresh(f *frame) bool {
+	_, latest, ok := r.client.clock.serverNow()
+	return ok && latest < f.freshUntil || !ok && f.lease == (token{})
 }
 
 // digest names bytes that cannot be used, so that the script can tell whether they still stand there.

@@ -46,6 +46,8 @@ type ClientStats struct {
 	// RedisErrors counts what went wrong with Redis by kind: timeout, transport, pool, loading, read_only, oom and so on.
 	// redis.Nil is not among them.
 	RedisErrors map[string]uint64
+	// RoundTrips is the number of times that something was sent to Redis and a reply awaited.
+	RoundTrips uint64
 	// StuckCalls is the number of calls that go-redis has not given back yet after our budget or their caller ended.
 	StuckCalls int
 }
@@ -83,7 +85,11 @@ func (c *Cache[K, V]) Stats() Stats {
 
 // Stats returns the counters of the client.
 func (c *Client) Stats() ClientStats {
-	out := ClientStats{RedisErrors: map[string]uint64{}, StuckCalls: c.read.Abandoned() + c.write.Abandoned()}
+	out := ClientStats{
+		RedisErrors: map[string]uint64{},
+		RoundTrips:  c.read.Trips() + c.write.Trips(),
+		StuckCalls:  c.read.Abandoned() + c.write.Abandoned(),
+	}
 	for class := range c.errors {
 		if n := c.errors[class].Load(); n > 0 {
 			out.RedisErrors[rediscall.Class(class).String()] = n

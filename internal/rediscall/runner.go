@@ -21,10 +21,12 @@ type Runner struct {
 
 	calls     group.Group
 	abandoned atomic.Int64
+	trips     atomic.Uint64
 }
 
 // NewRunner makes a runner. Where the client can give a clone with time-outs of its own (redis.Client), the sockets too end
-// at the budget; elsewhere an abandoned call ends by the client's ReadTimeout. The client stays the caller's.
+// at the budget; elsewhere an abandoned call ends by the client's ReadTimeout. The client stays the caller's. A clone does not
+// inherit the client's hooks, and there is no way to give it them.
 func NewRunner(rdb redis.UniversalClient, budget time.Duration) *Runner {
 	if single, ok := rdb.(*redis.Client); ok {
 		rdb = single.WithTimeout(budget)
@@ -95,6 +97,9 @@ func (r *Runner) run(ctx context.Context, c *call, cmds []*Command) {
 // Abandoned tells how many calls are still stuck after their budget or their caller ended.
 func (r *Runner) Abandoned() int { return int(r.abandoned.Load()) }
 
+// Trips tells how many round trips were made.
+func (r *Runner) Trips() uint64 { return r.trips.Load() }
+
 // Close refuses further calls and waits for those under way, at most for d. It returns how many were left.
 func (r *Runner) Close(d time.Duration) (left int) { return r.calls.Close(d) }
 
@@ -123,6 +128,7 @@ func (r *Runner) send(ctx context.Context, cmds []*Command) error {
 
 // trip makes one round trip. It returns an error only where no command has a reply of its own.
 func (r *Runner) trip(ctx context.Context, cmds []*Command) error {
+	r.trips.Add(1)
 	if len(cmds) == 1 {
 		err := r.rdb.Process(ctx, cmds[0])
 		return onlyTransport(err)
