@@ -14,7 +14,7 @@ STATICCHECK = go tool -modfile="$(CURDIR)/internal/tools/go.mod" staticcheck
 .PHONY: help test lint bench fmt vet
 
 help:
-	@echo 'make test   gofmt, go vet, then all tests with the race detector; gets redis-server and PostgreSQL if it may'
+	@echo 'make test   gofmt, go vet, then all tests with the race detector; installs redis-server and PostgreSQL (apt, brew) or prints how'
 	@echo 'make lint   gofmt, go vet, staticcheck, go mod tidy: each must have nothing to say'
 	@echo 'make bench  benchmarks; BENCH=regexp picks, COUNT=n repeats, TIMEOUT=10m bounds a package'
 

@@ -50,4 +50,3 @@ func TestLocalHitAllocatesNothing(t *testing.T) {
 		t.Errorf("local hits made %d round trips to Redis", n)
 	}
 }
-

@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 )
 
@@ -21,10 +22,12 @@ type Cache[K comparable, V any] struct {
 	flights     *flights[K, V]
 	unconfirmed *unconfirmed
 	stats       counters
+	warned      atomic.Int64 // when the codec's failure was last logged
 }
 
 // New makes a cache. The name is part of its keys in Redis: the caches of a client have different ones, and processes that
-// share a cache use the same name, types, codec and policy. At most one Hooks may be given.
+// share a cache use the same name, types, codec and policy. K and V follow from the loader; adapt one that reads a single row
+// by Single. At most one Hooks may be given, with its types: cache.Hooks[int64, User]{...}.
 func New[K comparable, V any](client *Client, name string, loader Loader[K, V], policy Policy, hooks ...Hooks[K, V]) (*Cache[K, V], error) {
 	switch {
 	case client == nil:
@@ -83,6 +86,8 @@ func (c *Cache[K, V]) Policy() Policy { return c.policy }
 
 // Get returns the value of a key: from this process, from Redis, or from the loader. It returns ErrNotFound if the source has
 // no such row, ctx's error if ctx ends first, and otherwise only what the loader returned: a Redis that fails is not an error.
+// It returns when the load has ended, and the tiers are filled behind it; who asks meanwhile shares the answer. A value that
+// the codec cannot write is served and not kept.
 func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 	if hash, ok := c.keys.hash(key); ok && c.local != nil {
 		if e := c.local.get(hash, key); e != nil {
@@ -231,8 +236,10 @@ func (c *Cache[K, V]) own(v V) V {
 // no reader anywhere gets an older value from Redis, and none in this process from anywhere; other processes keep what their
 // local tier holds for LocalTTL at most.
 //
-// An error is a *KeyErrors[K] of the keys whose delete Redis did not confirm, each wrapping ErrUnconfirmed: what is promised
-// for this process holds all the same. If ctx ends early, the delete goes on behind.
+// If some keys fail, the error is a *KeyErrors[K] that names them; the others are dropped. ErrUnconfirmed: Redis did not confirm
+// the delete; what is promised for this process holds all the same. ErrBadKey: the key cannot be encoded, so nothing stands
+// under it. If ctx ends early, the delete goes on behind, unconfirmed: after a commit, context.WithoutCancel is the better
+// context. After Close, nothing is dropped, and the error is ErrClosed.
 func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 	if !c.client.work.Enter() {
 		return fmt.Errorf("cache: invalidate %s: %w", c.name, ErrClosed)
@@ -265,7 +272,8 @@ func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 // Update writes through: it runs write, which commits a new value to the source and returns it, and then puts that value into
 // both tiers. Loads that began before write, in any process, are not kept. If write fails, its error is returned, and the key
 // is invalidated, since the source may have changed all the same. write runs in the calling goroutine, on ctx; if it panics,
-// the key is invalidated and the panic goes on.
+// the key is invalidated and the panic goes on. write does not run if ctx has ended, the key is bad or the client closed. To
+// delete a row, delete it and call Invalidate.
 //
 // An error that wraps ErrUnconfirmed or ErrCodec comes beside the value: write has committed, and the cache could not be
 // brought up to date (see Invalidate) or cannot hold the value.
@@ -283,7 +291,7 @@ func (c *Cache[K, V]) Update(ctx context.Context, key K, write func(context.Cont
 
 // Set puts a value into both tiers, to seed or warm them. The value was made before the call: if the source changes meanwhile,
 // an old value may stay until its TTL ends. After a write to the source use Invalidate or Update. An error says that the value
-// was not kept; what was there before is gone all the same.
+// was not kept; what was there before is gone from this process, and from Redis too unless the error is ErrUnconfirmed.
 func (c *Cache[K, V]) Set(ctx context.Context, key K, value V) error {
 	_, err := c.write(ctx, key, func(context.Context) (V, error) { return value, nil })
 	if err != nil {

@@ -28,7 +28,8 @@ type Config struct {
 	// WriteBudget bounds each wait for a fill or a delete. Default: 250 ms.
 	WriteBudget time.Duration
 
-	// Logger gets warnings. Default: slog.Default().
+	// Logger gets warnings of what a person has to mend: a Redis client that reads from replicas, a codec that fails. What
+	// passes, such as a Redis that is away, is counted in Stats and not logged. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -149,7 +150,8 @@ func (c *Client) register(name string, cache closer) error {
 	return nil
 }
 
-// Close ends the client and its caches: calls under way return what they have or ErrClosed, loads are cancelled, fills and
+// Close ends the client and its caches; call it when the last request is done. All later calls return ErrClosed, the local
+// tiers included: calls under way return what they have or ErrClosed, loads are cancelled, fills and
 // deletes on their way are waited for. It takes no longer than the budgets and one second more, and returns an error if
 // something was still running then: a loader that does not heed its context, or a call that hangs in the Redis client. It may
 // be called at any time, also from a loader, and more than once: each call waits for the first and returns the same.

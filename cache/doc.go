@@ -44,8 +44,9 @@
 // # Values are shared
 //
 // A value from the local tier is the same for every caller: treat it as read-only, or give Hooks.Clone. What Get returns is
-// always what the codec read back, also right after a load: the loader's own object is never shared, and what a codec drops
-// or changes shows at the first call and not after the first restart.
+// what the codec read back, also right after a load: the loader's own object is not shared, and what a codec drops or changes
+// shows at the first call and not after the first restart. Only a value that the codec cannot write at all is passed through;
+// it is kept nowhere, and counted (Stats.EncodeErrors).
 //
 // # Concurrency
 //

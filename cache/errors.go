@@ -22,7 +22,7 @@ var (
 	ErrCodec = errors.New("cache: codec failed")
 
 	// ErrUnconfirmed says that Redis did not confirm a delete. The old value may still stand there, and other processes may
-	// serve it until its TTL ends; this process does not. Call Invalidate again, or accept the delay.
+	// serve it until its TTL ends; this process does not. Nothing is retried: call Invalidate again, or accept the delay.
 	ErrUnconfirmed = errors.New("cache: delete not confirmed by Redis")
 )
 
@@ -44,7 +44,7 @@ type PanicError struct {
 	Stack []byte // the stack of the goroutine that panicked
 }
 
-func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", e.Value, e.Stack) }
+func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v", e.Value) }
 
 // Unwrap returns the panic's value where that is an error.
 func (e *PanicError) Unwrap() error {

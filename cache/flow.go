@@ -113,7 +113,7 @@ func (c *Cache[K, V]) landFrame(a *attempt[K, V]) bool {
 		var err error
 		if e.value, err = c.decode(f.flags, f.payload); err != nil {
 			c.stats.decodeErrors.Add(1)
-			c.client.log.Warn("nearside: the codec cannot read an entry of Redis; it will be replaced", "cache", c.name, "error", err)
+			c.warnCodec("the codec cannot read an entry of Redis; it will be replaced", err)
 			return false
 		}
 	}
@@ -262,7 +262,7 @@ func (c *Cache[K, V]) toFill(a *attempt[K, V], ans *answer[V]) (fill[K, V], bool
 			ans.value, ans.err = zero, err
 			return out, false
 		case err != nil:
-			c.client.log.Warn("nearside: the codec refuses a value; it is served and not kept", "cache", c.name, "error", err)
+			c.warnCodec("the codec cannot write a value; it is served and not kept", err)
 			return out, false
 		}
 		ans.value, out.entry.value = enc.value, enc.value

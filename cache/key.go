@@ -19,7 +19,7 @@ const MaxKeyBytes = 16 << 10
 // keys turns the keys of one cache into physical keys and hashes.
 //
 // A physical key is "<namespace>:c:<name>:<key>". Namespace and name are escaped so that they hold no colon: no two different
-// (name, key) pairs give the same physical key, whatever bytes they hold. The hash depends on the physical key alone, so it is
+// (name, encoded key) pairs give the same physical key, whatever bytes they hold. The hash depends on the physical key alone, so it is
 // the same in every process.
 type keys[K comparable] struct {
 	prefix string
@@ -63,14 +63,10 @@ func (k *keys[K]) hash(key K) (uint64, bool) {
 	buffer := keyBuffers.Get().(*[]byte)
 	defer keyBuffers.Put(buffer)
 	encoded, err := k.encode((*buffer)[:0], key)
-	if err != nil {
-		return 0, false
-	}
-	*buffer = encoded[:0]
-	return k.mix(xxhash.Sum64(encoded)), true
+	return k.mix(xxhash.Sum64(encoded)), err == nil
 }
 
-var keyBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 64); return &b }}
+var keyBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 128); return &b }}
 
 // mix spreads a sum so that the keys of two caches, and the bits of one hash, have nothing in common.
 func (k *keys[K]) mix(sum uint64) uint64 {
@@ -80,17 +76,18 @@ func (k *keys[K]) mix(sum uint64) uint64 {
 
 // physical returns the key under which Redis holds an entry.
 func (k *keys[K]) physical(key K) (string, error) {
-	encoded, err := k.encode(append(make([]byte, 0, len(k.prefix)+24), k.prefix...), key)
-	if err != nil {
+	buffer := keyBuffers.Get().(*[]byte)
+	defer keyBuffers.Put(buffer)
+	encoded, err := k.encode((*buffer)[:0], key) // not behind the prefix, which is none of a hook's business
+	switch n := len(encoded); {
+	case err != nil:
 		return "", fmt.Errorf("%w: %w", ErrBadKey, err)
-	}
-	switch n := len(encoded) - len(k.prefix); {
 	case n == 0:
 		return "", fmt.Errorf("%w: it is empty: check for that before asking the cache", ErrBadKey)
 	case n > MaxKeyBytes:
 		return "", fmt.Errorf("%w: it has %d bytes, at most %d are possible: use a hash of it", ErrBadKey, n, MaxKeyBytes)
 	}
-	return unsafe.String(unsafe.SliceData(encoded), len(encoded)), nil
+	return k.prefix + string(encoded), nil
 }
 
 var errNilKey = errors.New("it is nil")

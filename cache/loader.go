@@ -12,7 +12,8 @@ import (
 
 // Loader reads rows from the source. A key that is missing from the answer has no row. To fail for some keys only, it returns
 // a *KeyErrors beside the values of the others; any other error fails all keys and its values are ignored. An error that
-// wraps ErrNotFound says that none of the keys has a row.
+// wraps ErrNotFound says that none of the keys has a row; callers then get ErrNotFound itself. Translate the word of your
+// driver (sql.ErrNoRows): to the cache it is an error like any other, and not kept. A nil pointer is a value like any other too.
 //
 // The keys are distinct, and belong to the cache: a loader must not change the slice. Its context ends after
 // Policy.LoadTimeout, when nobody waits for its result any more, and when the client closes; a loader that goes on after that
@@ -22,8 +23,8 @@ type Loader[K comparable, V any] func(ctx context.Context, keys []K) (map[K]V, e
 // singleConcurrency bounds the calls that Single runs at once for one batch.
 const singleConcurrency = 16
 
-// Single makes a Loader of a function that reads one row and returns ErrNotFound, wrapped or not, where there is none. A batch
-// runs it for up to 16 keys at once.
+// Single makes a Loader of a function that reads one row and returns ErrNotFound, wrapped or not, where there is none (not a
+// nil pointer: that would be cached as a value). A batch runs it for up to 16 keys at once.
 func Single[K comparable, V any](load func(ctx context.Context, key K) (V, error)) Loader[K, V] {
 	if load == nil {
 		return nil

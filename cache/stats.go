@@ -6,7 +6,8 @@ import (
 	"github.com/go-nearside/nearside/internal/rediscall"
 )
 
-// Stats are the counters of one cache since it was made, and two gauges. All count keys, unless they say otherwise.
+// Stats are the counters of one cache since it was made, and two gauges. All count keys, unless they say otherwise. Each key
+// asked for is a LocalHit, a RedisHit, Joined, or was loaded.
 type Stats struct {
 	LocalHits uint64 // answered by this process, "not found" included
 	RedisHits uint64 // answered by Redis, "not found" included
@@ -43,8 +44,9 @@ type Stats struct {
 
 // ClientStats are the counters of a client since it was opened, and one gauge.
 type ClientStats struct {
-	// RedisErrors counts what went wrong with Redis by kind: timeout, transport, pool, loading, read_only, oom and so on.
-	// redis.Nil is not among them.
+	// RedisErrors counts what went wrong with Redis by kind: timeout, transport, pool, closed, loading, cluster_down,
+	// master_down, busy, max_clients, read_only, oom, wrong_type, denied, reply, other. redis.Nil is not among them. A Redis
+	// that refuses connections may count as timeout: go-redis goes on dialling until the budget ends.
 	RedisErrors map[string]uint64
 	// RoundTrips is the number of times that something was sent to Redis and a reply awaited.
 	RoundTrips uint64

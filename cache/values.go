@@ -2,6 +2,7 @@ package cache
 
 import (
 	"fmt"
+	"time"
 	"unsafe"
 
 	"github.com/go-nearside/nearside/internal/codec"
@@ -50,6 +51,14 @@ func (c *Cache[K, V]) decode(flags byte, payload string) (v V, err error) {
 		return err
 	}, func(e error) { err = e })
 	return v, err
+}
+
+// warnCodec logs a failure of the codec, once a minute at most: the counters have them all.
+func (c *Cache[K, V]) warnCodec(message string, err error) {
+	now, last := c.client.clock.now(), c.warned.Load()
+	if (last == 0 || now-last > int64(time.Minute)) && c.warned.CompareAndSwap(last, now) {
+		c.client.log.Warn("nearside: "+message, "cache", c.name, "error", err)
+	}
 }
 
 // err is how a caller learns that there is no such row.

@@ -32,9 +32,9 @@ type service struct {
 }
 
 // newService is all the wiring. Instances that share a cache use the same namespace, name and policy.
-func newService(options *redis.Options, namespace string, load cache.Loader[int64, Product]) (*service, error) {
+func newService(options *redis.Options, config cache.Config, load cache.Loader[int64, Product]) (*service, error) {
 	rdb := redis.NewClient(options)
-	client, err := cache.Open(rdb, cache.Config{Namespace: namespace})
+	client, err := cache.Open(rdb, config)
 	if err != nil {
 		return nil, errors.Join(err, rdb.Close())
 	}
@@ -99,6 +99,9 @@ func main() {
 	}
 }
 
+// readBudget is three times the default, since here Redis shares the processor with all the rest.
+var readBudget = 300 * time.Millisecond
+
 // run starts the two instances and what they need, takes the steps, and ends everything.
 func run(ctx context.Context, out io.Writer) (err error) {
 	end := func(close func() error) { err = errors.Join(err, close()) }
@@ -110,6 +113,7 @@ func run(ctx context.Context, out io.Writer) (err error) {
 			return err
 		}
 		defer server.Close()
+		server.ClockTTL(true) // keys expire by the clock, as in a real Redis
 		url, kind = "redis://"+server.Addr(), "an embedded Redis"
 	}
 	options, err := redis.ParseURL(url)
@@ -136,12 +140,16 @@ func run(ctx context.Context, out io.Writer) (err error) {
 		}
 		return cable{conn, &t.pulled}, nil
 	}
-	namespace := fmt.Sprintf("quickstart-%d", time.Now().UnixNano()) // no run finds what another left in Redis
-	if t.a, err = newService(options, namespace, t.load); err != nil {
+	config := cache.Config{
+		Namespace:   fmt.Sprintf("quickstart-%d", time.Now().UnixNano()), // no run finds what another left in Redis
+		ReadBudget:  readBudget,
+		WriteBudget: 2 * readBudget,
+	}
+	if t.a, err = newService(options, config, t.load); err != nil {
 		return err
 	}
 	defer end(t.a.close)
-	if t.b, err = newService(options, namespace, t.load); err != nil {
+	if t.b, err = newService(options, config, t.load); err != nil {
 		return err
 	}
 	defer end(t.b.close)

@@ -10,7 +10,10 @@ import (
 	"github.com/go-nearside/nearside/internal/redistest"
 )
 
-func TestMain(m *testing.M) { redistest.Run(m) }
+func TestMain(m *testing.M) {
+	readBudget = time.Second // for a busy machine, and the race detector
+	redistest.Run(m)
+}
 
 func TestSteps(t *testing.T) {
 	t.Run("embedded", func(t *testing.T) { steps(t, "") })
