@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync/atomic"
 	"time"
+
+	"github.com/go-nearside/nearside/internal/codec"
 )
 
 // Cache is a typed cache in two tiers before one loader.
@@ -53,10 +55,13 @@ func New[K comparable, V any](client *Client, name string, loader Loader[K, V], 
 		return nil, err
 	}
 	if c.codec = c.hooks.Codec; c.codec == nil {
-		c.codec = defaultCodec[V]()
+		c.codec = codec.Default[V]()
 	}
 	c.redis = &redisTier{client: client, schema: policy.Schema, leaseTTL: policy.LeaseTTL, stats: &c.stats}
-	c.unconfirmed = &unconfirmed{clock: client.clock, ttl: max(policy.TTL, policy.NegativeTTL)}
+	c.unconfirmed = &unconfirmed{
+		clock: client.clock,
+		keep:  max(policy.TTL, policy.NegativeTTL) + policy.LoadTimeout + client.config.WriteBudget,
+	}
 	if policy.LocalTTL != Off {
 		if c.local, err = newLocalTier[K, V](policy, client); err != nil {
 			return nil, fmt.Errorf("cache: local tier: %w", err)
@@ -86,50 +91,57 @@ func (c *Cache[K, V]) Policy() Policy { return c.policy }
 
 // Get returns the value of a key: from this process, from Redis, or from the loader. It returns ErrNotFound if the source has
 // no such row, ctx's error if ctx ends first, and otherwise only what the loader returned: a Redis that fails is not an error.
-// It returns when the load has ended, and the tiers are filled behind it; who asks meanwhile shares the answer. A value that
+// ErrBadKey, ErrClosed and a *PanicError are possible too. It returns when the load has ended, and the tiers are filled behind it; who asks meanwhile shares the answer. A value that
 // the codec cannot write is served and not kept.
 func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
-	if hash, ok := c.keys.hash(key); ok && c.local != nil {
-		if e := c.local.get(hash, key); e != nil {
-			return c.own(e.value), e.err()
-		}
+	if e := c.near(key); e != nil {
+		return c.own(e.value, e.err())
 	}
 	a := c.get(ctx, "get", key, c.loader)
-	return c.own(a.value), a.err
+	return c.own(a.value, a.err)
 }
 
 // GetResult is Get with the origin of the answer, which is given beside ErrNotFound too.
 func (c *Cache[K, V]) GetResult(ctx context.Context, key K) (Result[V], error) {
-	a := answer[V]{}
-	if hash, ok := c.keys.hash(key); ok && c.local != nil {
-		if e := c.local.get(hash, key); e != nil {
-			a = answer[V]{value: e.value, err: e.err(), tier: TierLocal, why: WhyHit, loaded: e.loaded}
-		}
-	}
-	if a.tier == 0 {
+	var a answer[V]
+	if e := c.near(key); e != nil {
+		a = answer[V]{value: e.value, err: e.err(), tier: TierLocal, why: WhyHit, loaded: e.loaded}
+	} else {
 		a = c.get(ctx, "get", key, c.loader)
 	}
-	r := Result[V]{Value: c.own(a.value), Tier: a.tier, Why: a.why}
+	r := Result[V]{Tier: a.tier, Why: a.why}
 	if a.loaded != 0 {
 		r.Age = time.Duration(max(0, c.client.clock.now()-a.loaded))
 	}
-	return r, a.err
+	var err error
+	r.Value, err = c.own(a.value, a.err)
+	return r, err
 }
 
 // Fetch is Get with a loader of this call's own. It is meant for a migration step by step: the load is shared with callers
 // that gave other loaders, and may run on after this call returned, so a loader must not depend on the request it came from.
 func (c *Cache[K, V]) Fetch(ctx context.Context, key K, load func(context.Context) (V, error)) (V, error) {
-	var zero V
 	if load == nil {
+		var zero V
 		return zero, opError("fetch", c.name, key, &ConfigError{"the loader", "nil", "give a function that reads the row"})
 	}
-	if hash, ok := c.keys.hash(key); ok && c.local != nil {
-		if e := c.local.get(hash, key); e != nil {
-			return c.own(e.value), e.err()
-		}
+	if e := c.near(key); e != nil {
+		return c.own(e.value, e.err())
 	}
 	a := c.get(ctx, "fetch", key, Single(func(ctx context.Context, _ K) (V, error) { return load(ctx) }))
-	return c.own(a.value), a.err
+	return c.own(a.value, a.err)
+}
+
+// near returns what the local tier may serve of a key.
+func (c *Cache[K, V]) near(key K) *entry[K, V] {
+	if c.local == nil {
+		return nil
+	}
+	hash, ok := c.keys.hash(key)
+	if !ok {
+		return nil
+	}
+	return c.local.get(hash, key)
 }
 
 // get answers a key that the local tier does not hold.
@@ -151,7 +163,7 @@ func (c *Cache[K, V]) get(ctx context.Context, op string, key K, loader Loader[K
 }
 
 // GetMany returns the values of some keys. Keys that the source has no row for are absent from the map. If some keys fail,
-// the error is a *KeyErrors[K] that names them, and the map holds the others. What Redis is asked for goes in one round trip,
+// the error wraps a *KeyErrors[K] that names them (errors.As), and the map holds the others. What Redis is asked for goes in one round trip,
 // and what Redis does not have in one call of the loader.
 func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	values := make(map[K]V, len(keys))
@@ -163,13 +175,11 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 			continue
 		}
 		seen[key] = struct{}{}
-		if hash, ok := c.keys.hash(key); ok && c.local != nil {
-			if e := c.local.get(hash, key); e != nil {
-				if !e.negative {
-					values[key] = c.own(e.value)
-				}
-				continue
+		if e := c.near(key); e != nil {
+			if !e.negative {
+				values[key], _ = c.own(e.value, nil)
 			}
+			continue
 		}
 		f, err := c.newFlight(key)
 		if err != nil {
@@ -183,23 +193,28 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 			for _, f := range wanted {
 				failed[f.key] = err
 			}
-			wanted = nil
+			return values, c.batchError("get many", failed)
 		}
 		all, leave := c.fly(ctx, wanted, c.loader)
 		defer leave()
 		for _, f := range all {
 			switch a := c.wait(ctx, f); {
 			case a.err == nil:
-				values[f.key] = c.own(a.value)
+				values[f.key], _ = c.own(a.value, nil)
 			case a.err != ErrNotFound:
 				failed[f.key] = a.err
 			}
 		}
 	}
-	if len(failed) > 0 {
-		return values, fmt.Errorf("cache: get many %s: %w", c.name, &KeyErrors[K]{ByKey: failed})
+	return values, c.batchError("get many", failed)
+}
+
+// batchError wraps the errors of single keys, if there are any.
+func (c *Cache[K, V]) batchError(op string, failed map[K]error) error {
+	if len(failed) == 0 {
+		return nil
 	}
-	return values, nil
+	return fmt.Errorf("cache: %s %s: %w", op, c.name, &KeyErrors[K]{ByKey: failed})
 }
 
 // newFlight makes a flight of a key, with the generations of now: nothing was read yet.
@@ -224,27 +239,23 @@ func (c *Cache[K, V]) usable(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// own returns a value that the caller may have.
-func (c *Cache[K, V]) own(v V) V {
-	if c.hooks.Clone != nil {
-		return c.hooks.Clone(v)
+// own returns a value that the caller may have, if there is one.
+func (c *Cache[K, V]) own(v V, err error) (V, error) {
+	if err == nil && c.hooks.Clone != nil {
+		return c.hooks.Clone(v), nil
 	}
-	return v
+	return v, err
 }
 
 // Invalidate drops keys from Redis and from this process. Call it after the commit of what changed them. When it returns nil,
 // no reader anywhere gets an older value from Redis, and none in this process from anywhere; other processes keep what their
 // local tier holds for LocalTTL at most.
 //
-// If some keys fail, the error is a *KeyErrors[K] that names them; the others are dropped. ErrUnconfirmed: Redis did not confirm
+// If some keys fail, the error wraps a *KeyErrors[K] that names them; the others are dropped. ErrUnconfirmed: Redis did not confirm
 // the delete; what is promised for this process holds all the same. ErrBadKey: the key cannot be encoded, so nothing stands
 // under it. If ctx ends early, the delete goes on behind, unconfirmed: after a commit, context.WithoutCancel is the better
-// context. After Close, nothing is dropped, and the error is ErrClosed.
+// context. After Close, nothing is deleted, and the error is ErrClosed too.
 func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
-	if !c.client.work.Enter() {
-		return fmt.Errorf("cache: invalidate %s: %w", c.name, ErrClosed)
-	}
-	defer c.client.work.Leave()
 	failed := map[K]error{}
 	var drops []target[K]
 	seen := make(map[K]struct{}, len(keys))
@@ -263,10 +274,7 @@ func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 	for key, err := range c.drop(ctx, drops) {
 		failed[key] = err
 	}
-	if len(failed) > 0 {
-		return fmt.Errorf("cache: invalidate %s: %w", c.name, &KeyErrors[K]{ByKey: failed})
-	}
-	return nil
+	return c.batchError("invalidate", failed)
 }
 
 // Update writes through: it runs write, which commits a new value to the source and returns it, and then puts that value into
@@ -284,9 +292,9 @@ func (c *Cache[K, V]) Update(ctx context.Context, key K, write func(context.Cont
 	}
 	v, err := c.write(ctx, key, write)
 	if err != nil {
-		err = opError("update", c.name, key, err)
+		return v, opError("update", c.name, key, err)
 	}
-	return c.own(v), err
+	return c.own(v, nil)
 }
 
 // Set puts a value into both tiers, to seed or warm them. The value was made before the call: if the source changes meanwhile,

@@ -91,7 +91,7 @@ func Open(rdb redis.UniversalClient, config Config) (*Client, error) {
 		read:    rediscall.NewRunner(rdb, config.ReadBudget),
 		write:   rediscall.NewRunner(rdb, config.WriteBudget),
 		clock:   newClock(),
-		stamps:  newStamps(),
+		stamps:  new(stamps),
 		closing: make(chan struct{}),
 		ended:   make(chan struct{}),
 		caches:  make(map[string]closer),
@@ -160,6 +160,7 @@ func (c *Client) Close() error {
 	first := c.closed.CompareAndSwap(false, true)
 	c.mu.Unlock()
 	if first {
+		c.epoch.Add(1) // from now on no local tier answers, so none can answer with what is no longer invalidated
 		close(c.closing)
 		go c.end()
 	}

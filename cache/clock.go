@@ -64,6 +64,9 @@ func (c *clock) observe(server, sent, received int64) {
 	c.server.CompareAndSwap(known, &seen) // who lost the race learned as much
 }
 
+// doubt forgets what is known of the server's clock, since something contradicts it.
+func (c *clock) doubt() { c.server.Store(nil) }
+
 // serverNow returns the earliest and the latest time, in microseconds, that the server's clock can show now. It reports false
 // while nothing is known of it.
 func (c *clock) serverNow() (earliest, latest int64, ok bool) {

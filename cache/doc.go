@@ -35,7 +35,8 @@
 // that key from Redis until a later delete of it succeeds or TTL has passed. After it returned nil, nothing that Redis can
 // serve is older than that state, whatever was in flight anywhere.
 //
-// Other processes keep what their local tier holds for LocalTTL at most.
+// Other processes may serve what their local tier holds, for LocalTTL at most, and what they were loading when Invalidate was
+// called, to those who share that load.
 //
 // Not promised: what happens when a process dies between the commit and Invalidate (TTL ends it); the order of two
 // concurrent writers of the database; a loader that reads a lagging replica; a Redis failover that rolls writes back; Set

@@ -59,6 +59,9 @@ type KeyErrors[K comparable] struct {
 }
 
 func (e *KeyErrors[K]) Error() string {
+	if e == nil {
+		return "no key failed"
+	}
 	if len(e.ByKey) == 1 {
 		for key, err := range e.ByKey {
 			return fmt.Sprintf("key %s: %v", keyText(key), err)
@@ -77,14 +80,20 @@ func (e *KeyErrors[K]) Error() string {
 }
 
 // Unwrap returns the errors of all keys.
-func (e *KeyErrors[K]) Unwrap() []error { return slices.Collect(maps.Values(e.ByKey)) }
+func (e *KeyErrors[K]) Unwrap() []error {
+	if e == nil {
+		return nil
+	}
+	return slices.Collect(maps.Values(e.ByKey))
+}
 
 // keyText prints a key for a message, with a bound.
 func keyText(key any) string {
-	text := fmt.Sprintf("%#v", key)
-	if s, ok := key.(fmt.Stringer); ok {
-		text = fmt.Sprintf("%q", s.String())
+	verb := "%#v"
+	if _, ok := key.(fmt.Stringer); ok {
+		verb = "%q" // of what String returns
 	}
+	text := fmt.Sprintf(verb, key)
 	if len(text) > 100 {
 		text = text[:100] + "..."
 	}

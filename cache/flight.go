@@ -160,20 +160,15 @@ func (c *Cache[K, V]) fly(ctx context.Context, wanted []*flight[K, V], loader Lo
 // start runs a part of the flow for some flights in a goroutine of its own. Should it panic, in a hook or by a fault of ours,
 // its flights land with that error.
 func (c *Cache[K, V]) start(flights []*flight[K, V], run func()) {
-	failAll := func(err error) {
-		for _, f := range flights {
-			c.fail(f, err)
-		}
-	}
 	started := c.client.work.Go(func() {
 		guard(func() error { run(); return nil }, func(err error) {
 			if err != nil {
-				failAll(err)
+				c.failAll(flights, err)
 			}
 		})
 	})
 	if !started {
-		failAll(ErrClosed)
+		c.failAll(flights, ErrClosed)
 	}
 }
 
@@ -206,4 +201,10 @@ func (c *Cache[K, V]) land(f *flight[K, V], a answer[V]) {
 func (c *Cache[K, V]) fail(f *flight[K, V], err error) {
 	c.flights.remove(f)
 	c.land(f, answer[V]{err: err})
+}
+
+func (c *Cache[K, V]) failAll(flights []*flight[K, V], err error) {
+	for _, f := range flights {
+		c.fail(f, err)
+	}
 }

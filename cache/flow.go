@@ -27,17 +27,29 @@ func (c *Cache[K, V]) run(l *load, started []*flight[K, V], loader Loader[K, V])
 			ask = append(ask, a)
 		}
 	}
+	var wait []*attempt[K, V]
 	for _, a := range c.ask(l.ctx, ask) {
-		if a.reading.state != stateLeased || c.policy.LeaseWait == Off {
+		if a.reading.state == stateLeased && c.policy.LeaseWait != Off {
+			wait = append(wait, a)
+		} else {
 			toLoad = append(toLoad, a)
-			continue
 		}
-		c.stats.leaseWaits.Add(1)
-		c.start([]*flight[K, V]{a.flight}, func() { c.await(l, a, loader) })
+	}
+	if len(wait) > 0 {
+		c.stats.leaseWaits.Add(uint64(len(wait)))
+		c.start(flightsOf(wait), func() { c.await(l, wait, loader) })
 	}
 	if len(toLoad) > 0 {
 		c.load(l, toLoad, loader)
 	}
+}
+
+func flightsOf[K comparable, V any](attempts []*attempt[K, V]) []*flight[K, V] {
+	flights := make([]*flight[K, V], len(attempts))
+	for i, a := range attempts {
+		flights[i] = a.flight
+	}
+	return flights
 }
 
 // ask reads Redis, lands the flights that it answers, and asks for the leases of those that miss. It returns the flights that
@@ -96,6 +108,8 @@ func (c *Cache[K, V]) landFound(a *attempt[K, V], r reading) (landed bool) {
 		a.why = WhyMiss
 	case stateNewer:
 		a.why = WhySchema
+	case stateWriting:
+		a.why = WhyWriting
 	case stateLeased:
 		a.why = WhyWait
 	default:
@@ -108,7 +122,7 @@ func (c *Cache[K, V]) landFound(a *attempt[K, V], r reading) (landed bool) {
 // the frame.
 func (c *Cache[K, V]) landFrame(a *attempt[K, V]) bool {
 	f := &a.reading.frame
-	e := &entry[K, V]{fill: f.fill, negative: f.kind == kindNegative}
+	e := &entry[K, V]{negative: f.kind == kindNegative}
 	if !e.negative {
 		var err error
 		if e.value, err = c.decode(f.flags, f.payload); err != nil {
@@ -118,7 +132,10 @@ func (c *Cache[K, V]) landFrame(a *attempt[K, V]) bool {
 		}
 	}
 	now, ttl := c.client.clock.now(), time.Second // as long as the server's clock is not known
-	if earliest, latest, ok := c.client.clock.serverNow(); ok {
+	switch earliest, latest, ok := c.client.clock.serverNow(); {
+	case ok && f.loadedAt > latest: // the server's clock was set forward, or the server is another one
+		c.client.clock.doubt()
+	case ok:
 		ttl = time.Duration(f.freshUntil-latest) * time.Microsecond
 		e.loaded = now - max(0, (earliest+latest)/2-f.loadedAt)*1000
 	}
@@ -140,11 +157,7 @@ func (c *Cache[K, V]) keep(f *flight[K, V], e *entry[K, V], stamp uint32, now in
 		return
 	}
 	e.key, e.stamp, e.epoch, e.expires = f.key, stamp, f.epoch, now+int64(ttl)
-	cost := int64(size)
-	if c.hooks.Cost != nil && !e.negative {
-		cost = c.hooks.Cost(e.value)
-	}
-	if c.local.put(f.hash, e, cost) {
+	if c.local.put(f.hash, e, c.cost(e, size)) {
 		c.stats.localFills.Add(1)
 	} else {
 		c.stats.localRejected.Add(1)
@@ -158,15 +171,14 @@ const (
 	maxPoll = 100 * time.Millisecond
 )
 
-// await waits for the value that another process is loading. If that lease ends without one, it loads here, under the next
-// lease. If LeaseWait ends first, it loads here without a lease, and fills nothing.
-func (c *Cache[K, V]) await(l *load, a *attempt[K, V], loader Loader[K, V]) {
+// await waits for the values that other processes are loading. Keys whose lease ends without a value are loaded here, under
+// their next lease. What is left when LeaseWait ends is loaded here without a lease, and not filled.
+func (c *Cache[K, V]) await(l *load, waiting []*attempt[K, V], loader Loader[K, V]) {
 	began := time.Now()
-	for a.reading.state == stateLeased {
+	for {
 		waited := time.Since(began)
 		left := c.policy.LeaseWait - waited
 		if left <= 0 {
-			c.stats.leaseTimeouts.Add(1)
 			break
 		}
 		timer := time.NewTimer(min(left, max(minPoll, min(maxPoll, waited/10))))
@@ -174,18 +186,34 @@ func (c *Cache[K, V]) await(l *load, a *attempt[K, V], loader Loader[K, V]) {
 		case <-timer.C:
 		case <-l.ctx.Done():
 			timer.Stop()
-			c.fail(a.flight, l.ctx.Err())
+			c.failAll(flightsOf(waiting), l.ctx.Err())
 			return
 		case <-c.client.closing:
 			timer.Stop()
-			c.fail(a.flight, ErrClosed)
+			c.failAll(flightsOf(waiting), ErrClosed)
 			return
 		}
-		if len(c.ask(l.ctx, []*attempt[K, V]{a})) == 0 {
+		var still, toLoad []*attempt[K, V]
+		for _, a := range c.ask(l.ctx, waiting) {
+			if a.reading.state == stateLeased {
+				still = append(still, a)
+			} else {
+				toLoad = append(toLoad, a)
+			}
+		}
+		if len(still) == 0 {
+			if len(toLoad) > 0 {
+				c.load(l, toLoad, loader)
+			}
 			return
 		}
+		if len(toLoad) > 0 {
+			c.start(flightsOf(toLoad), func() { c.load(l, toLoad, loader) })
+		}
+		waiting = still
 	}
-	c.load(l, []*attempt[K, V]{a}, loader)
+	c.stats.leaseTimeouts.Add(uint64(len(waiting)))
+	c.load(l, waiting, loader)
 }
 
 // fill is a loaded value, or the absence of one, on its way into the tiers.
@@ -203,33 +231,35 @@ func (c *Cache[K, V]) load(l *load, attempts []*attempt[K, V], loader Loader[K, 
 	for i, a := range attempts {
 		keys[i] = a.key
 	}
+	unused := granted(attempts)
+	defer func() { c.redis.abandonLeases(l.ctx, unused) }() // also if a hook panics
 	began := c.client.clock.now()
-	stop := c.keepLeases(l.ctx, attempts)
-	values, failed, err := c.callLoader(l.ctx, keys, loader)
+	stop := c.redis.keepRenewed(l.ctx, unused)
+	defer stop()
+	out := c.callLoader(l.ctx, keys, loader)
 	stop()
 
 	var fills []fill[K, V]
+	var refused []heldLease
 	for _, a := range attempts {
-		value, found := values[a.key]
-		keyErr := err
-		if keyErr == nil {
-			keyErr = failed[a.key]
+		ans := answer[V]{tier: TierLoader, why: a.why, loaded: began}
+		ans.value, ans.err = out.of(a.key)
+		f, ok := c.toFill(a, &ans)
+		if ok && f.entry.negative && out.foreign > 0 {
+			ok = false // its row may be among those that came under another key
 		}
-		if keyErr == nil && !found {
-			keyErr = ErrNotFound
-		}
-		ans := answer[V]{value: value, err: keyErr, tier: TierLoader, why: a.why, loaded: began}
-		if f, ok := c.toFill(a, &ans); ok {
+		if ok {
 			fills = append(fills, f)
 			c.land(a.flight, ans)
 			continue
 		}
 		if a.reading.state == stateGranted {
-			c.redis.abandonLease(l.ctx, a.physical, a.reading.lease)
+			refused = append(refused, heldLease{a.physical, a.reading.lease})
 		}
 		c.flights.remove(a.flight)
 		c.land(a.flight, ans)
 	}
+	unused = refused
 	c.fill(l.ctx, fills)
 }
 
@@ -238,13 +268,18 @@ func (c *Cache[K, V]) load(l *load, attempts []*attempt[K, V], loader Loader[K, 
 func (c *Cache[K, V]) toFill(a *attempt[K, V], ans *answer[V]) (fill[K, V], bool) {
 	out := fill[K, V]{
 		flight: a.flight,
-		entry:  &entry[K, V]{fill: a.reading.lease, loaded: ans.loaded},
+		entry:  &entry[K, V]{loaded: ans.loaded},
 		frame:  frame{kind: kindValue, loadedAt: a.reading.at, fill: a.reading.lease, lease: a.reading.lease, key: a.physical},
 		ttl:    c.policy.TTL,
 	}
 	granted := a.reading.state == stateGranted
+	if granted && a.stamp != c.client.stamps.now(a.hash) {
+		// Overtaken: kept nowhere. Redis would refuse it too, unless the delete was lost.
+		c.stats.fillsRefused.Add(1)
+		granted = false
+	}
 	switch {
-	case errors.Is(ans.err, ErrNotFound):
+	case absent(ans.err):
 		ans.err = ErrNotFound
 		out.entry.negative, out.frame.kind, out.ttl = true, kindNegative, c.policy.NegativeTTL
 		granted = granted && c.policy.NegativeTTL != Off
@@ -283,10 +318,14 @@ func (c *Cache[K, V]) fill(ctx context.Context, fills []fill[K, V]) {
 	}
 	now := c.client.clock.now() // before Redis counts the TTL
 	written := c.redis.fill(context.WithoutCancel(ctx), frames, ttls)
+	var left []heldLease // stand until their end, if the fill was lost
 	for i, f := range fills {
 		if written[i] {
 			c.keep(f.flight, f.entry, f.flight.stamp, now, f.ttl, len(f.frame.payload))
+		} else {
+			left = append(left, heldLease{f.frame.key, f.frame.lease})
 		}
 		c.flights.remove(f.flight)
 	}
+	c.redis.abandonLeases(ctx, left)
 }

@@ -48,14 +48,20 @@ const (
 // flagNil marks a nil []byte, which has the same payload as an empty one.
 const flagNil byte = 1
 
-// token names one attempt to fill one key. It is random, so two attempts are never taken for one another.
+// token names one attempt to fill one key. It is random, so two attempts are never taken for one another. Its first bit says
+// whether the attempt is a writer's: nobody waits for a write, which may take as long as a transaction does.
 type token [16]byte
 
-func newToken() (t token) {
+func newToken(mode leaseMode) (t token) {
 	binary.LittleEndian.PutUint64(t[:8], rand.Uint64())
 	binary.LittleEndian.PutUint64(t[8:], rand.Uint64())
+	if t[0] &^= 0x80; mode == leaseToWrite {
+		t[0] |= 0x80
+	}
 	return t
 }
+
+func (t token) writers() bool { return t[0]&0x80 != 0 }
 
 // frame is a frame's content. Key and payload are views into what it was parsed from.
 type frame struct {
@@ -95,6 +101,9 @@ func parseFrame(raw string) (frame, error) {
 	copy(f.lease[:], raw[offLease:])
 	keyLen, bodyLen := int64(u64(offKeyLen)>>32), int64(u64(offKeyLen)&0xffffffff)
 	if headerBytes+keyLen+bodyLen != int64(len(raw)) {
+		return frame{}, errNotAFrame
+	}
+	if f.flags&^flagNil != 0 || f.flags == flagNil && bodyLen > 0 {
 		return frame{}, errNotAFrame
 	}
 	switch f.kind {

@@ -7,7 +7,7 @@ import (
 
 func sampleFrame() frame {
 	return frame{
-		kind: kindValue, flags: flagNil, schema: 513,
+		kind: kindValue, schema: 513,
 		loadedAt: 1, freshUntil: 1<<52 + 3, expires: 1<<52 + 4,
 		fill: token{1, 2, 3}, version: 1<<64 - 1, least: 7, epoch: 8,
 		lease: token{15: 9}, leaseExpiry: 1<<52 + 5,
@@ -19,6 +19,7 @@ func TestFrameRoundTrip(t *testing.T) {
 	for _, change := range []func(*frame){
 		func(f *frame) {},
 		func(f *frame) { f.payload = "" },
+		func(f *frame) { f.payload, f.flags = "", flagNil },
 		func(f *frame) { f.kind, f.payload = kindNegative, "" },
 		func(f *frame) { f.kind, f.payload, f.key = kindLease, "", "" },
 		func(f *frame) { f.payload = strings.Repeat("\x00", 1<<16) },
@@ -50,6 +51,8 @@ func TestFrameRefusesForeignBytes(t *testing.T) {
 		"another magic":         change(0, 'x'),
 		"another format":        change(3, '2'),
 		"another kind":          change(offKind, 'x'),
+		"an unknown flag":       change(offFlags, 0x80),
+		"nil with a payload":    change(offFlags, flagNil),
 		"a lease with a value":  change(offKind, kindLease),
 		"a huge key length":     change(offKeyLen, 0xff),
 		"a huge payload length": change(offBodyLen, 0xff),

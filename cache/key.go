@@ -31,28 +31,32 @@ type keys[K comparable] struct {
 func newKeys[K comparable](namespace, name string, hook func([]byte, K) ([]byte, error)) (*keys[K], error) {
 	k := &keys[K]{prefix: escape(namespace) + ":c:" + escape(name) + ":", encode: hook}
 	k.seed = xxhash.Sum64String(k.prefix)
-	if hook != nil {
-		return k, nil
-	}
 	t := reflect.TypeFor[K]()
 	switch kind := t.Kind(); {
-	case t.Implements(reflect.TypeFor[encoding.TextMarshaler]()) && kind != reflect.Interface:
+	case kind == reflect.Interface:
+		return nil, &ConfigError{"the key type", t, "use a concrete type, not an interface"}
+	case hook != nil:
+	case t.Implements(reflect.TypeFor[encoding.TextMarshaler]()):
 		k.encode = appendText[K]
 	case kind == reflect.String:
 		k.encode = func(dst []byte, key K) ([]byte, error) { return append(dst, asString(key)...), nil }
 		k.sum = func(key K) uint64 { return xxhash.Sum64String(asString(key)) }
 	case kind >= reflect.Int && kind <= reflect.Int64:
-		k.integer(func(dst []byte, key K) []byte { return strconv.AppendInt(dst, asInt(key), 10) })
+		k.encode = func(dst []byte, key K) ([]byte, error) { return strconv.AppendInt(dst, asInt(key), 10), nil }
+		k.sum = func(key K) uint64 {
+			var digits [20]byte
+			return xxhash.Sum64(strconv.AppendInt(digits[:0], asInt(key), 10))
+		}
 	case kind >= reflect.Uint && kind <= reflect.Uint64:
-		k.integer(func(dst []byte, key K) []byte { return strconv.AppendUint(dst, asUint(key), 10) })
+		k.encode = func(dst []byte, key K) ([]byte, error) { return strconv.AppendUint(dst, asUint(key), 10), nil }
+		k.sum = func(key K) uint64 {
+			var digits [20]byte
+			return xxhash.Sum64(strconv.AppendUint(digits[:0], asUint(key), 10))
+		}
 	default:
 		return nil, &ConfigError{"the key type", t, "give Hooks.Key, or use a string, an integer or an encoding.TextMarshaler"}
 	}
 	return k, nil
-}
-
-func (k *keys[K]) integer(text func(dst []byte, key K) []byte) {
-	k.encode = func(dst []byte, key K) ([]byte, error) { return text(dst, key), nil }
 }
 
 // hash returns the hash of a key. A key that cannot be encoded has none: physical says why.
@@ -76,6 +80,9 @@ func (k *keys[K]) mix(sum uint64) uint64 {
 
 // physical returns the key under which Redis holds an entry.
 func (k *keys[K]) physical(key K) (string, error) {
+	if key != key {
+		return "", fmt.Errorf("%w: it is not equal to itself: it holds a NaN", ErrBadKey)
+	}
 	buffer := keyBuffers.Get().(*[]byte)
 	defer keyBuffers.Put(buffer)
 	encoded, err := k.encode((*buffer)[:0], key) // not behind the prefix, which is none of a hook's business

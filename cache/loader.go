@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Loader reads rows from the source. A key that is missing from the answer has no row. To fail for some keys only, it returns
-// a *KeyErrors beside the values of the others; any other error fails all keys and its values are ignored. An error that
+// Loader reads rows from the source. A key that is missing from the answer has no row (nor is its absence cached if the answer
+// holds keys that were not asked for: a time.Time with another location is another key). To fail for some keys only, it returns
+// a *KeyErrors, not wrapped, beside the values of the others; any other error fails all keys and its values are ignored. An error that
 // wraps ErrNotFound says that none of the keys has a row; callers then get ErrNotFound itself. Translate the word of your
 // driver (sql.ErrNoRows): to the cache it is an error like any other, and not kept. A nil pointer is a value like any other too.
 //
@@ -53,7 +54,7 @@ func Single[K comparable, V any](load func(ctx context.Context, key K) (V, error
 					switch {
 					case err == nil:
 						values[key] = v
-					case !errors.Is(err, ErrNotFound):
+					case !absent(err):
 						failed[key] = err
 					}
 				})
@@ -90,62 +91,92 @@ func guard(f func() error, report func(error)) {
 	report(err)
 }
 
-// callLoader calls a loader in a goroutine of its own, and waits for it while ctx lives, at most for LoadTimeout. It returns
-// the values, the errors of single keys, and the error of all.
-func (c *Cache[K, V]) callLoader(ctx context.Context, keys []K, loader Loader[K, V]) (map[K]V, map[K]error, error) {
+// loaded is what a loader answered.
+type loaded[K comparable, V any] struct {
+	values  map[K]V
+	failed  map[K]error // of single keys
+	err     error       // of all keys
+	foreign int         // rows that nobody asked for
+}
+
+// of returns the answer for one key.
+func (l *loaded[K, V]) of(key K) (v V, err error) {
+	if l.err != nil {
+		return v, l.err
+	}
+	if err := l.failed[key]; err != nil {
+		return v, err
+	}
+	v, found := l.values[key]
+	if !found {
+		return v, ErrNotFound
+	}
+	return v, nil
+}
+
+// callLoader calls a loader in a goroutine of its own, and waits for it while ctx lives, at most for LoadTimeout.
+func (c *Cache[K, V]) callLoader(ctx context.Context, keys []K, loader Loader[K, V]) loaded[K, V] {
 	if err := ctx.Err(); err != nil {
-		return nil, nil, err // nobody waits any more
+		return loaded[K, V]{err: err} // nobody waits any more
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.policy.LoadTimeout)
 	defer cancel()
-	type outcome struct {
-		values map[K]V
-		err    error
-	}
-	done := make(chan outcome, 1)
+	done := make(chan loaded[K, V], 1)
 	c.stats.loaderCalls.Add(1)
 	c.stats.loads.Add(uint64(len(keys)))
 	started := c.client.loaders.Go(func() {
-		var out outcome
+		var out loaded[K, V]
 		guard(
 			func() (err error) { out.values, err = loader(ctx, keys); return err },
-			func(err error) { out.err = err; done <- out },
+			func(err error) {
+				out.values, out.failed, out.err = splitKeyErrors(out.values, err)
+				out.foreign = foreign(keys, out.values)
+				done <- out
+			},
 		)
 	})
 	if !started {
-		return nil, nil, ErrClosed
+		return loaded[K, V]{err: ErrClosed}
 	}
 	select {
 	case out := <-done:
-		values, failed, err := splitKeyErrors(out.values, out.err)
-		c.countForeign(keys, values)
-		return values, failed, err
+		c.stats.foreignRows.Add(uint64(out.foreign))
+		return out
 	case <-ctx.Done():
-		return nil, nil, fmt.Errorf("the loader did not answer within %v: %w", c.policy.LoadTimeout, ctx.Err())
+		return loaded[K, V]{err: fmt.Errorf("the loader did not answer within %v: %w", c.policy.LoadTimeout, ctx.Err())}
 	case <-c.client.closing:
-		return nil, nil, ErrClosed
+		return loaded[K, V]{err: ErrClosed}
 	}
 }
 
-// splitKeyErrors takes apart what a loader returned: a *KeyErrors speaks of single keys, any other error of all.
+// splitKeyErrors takes apart what a loader returned: a *KeyErrors beside values speaks of single keys, any other error, one that
+// wraps a *KeyErrors too, of all.
 func splitKeyErrors[K comparable, V any](values map[K]V, err error) (map[K]V, map[K]error, error) {
-	var byKey *KeyErrors[K]
-	switch {
-	case err == nil:
+	if err == nil {
 		return values, nil, nil
-	case errors.As(err, &byKey) && len(byKey.ByKey) > 0:
+	}
+	switch byKey, ok := err.(*KeyErrors[K]); {
+	case ok && byKey == nil: // a nil pointer that was returned as an error: no key failed
+		return values, nil, nil
+	case ok && values != nil:
 		return values, byKey.ByKey, nil
 	}
 	return nil, nil, err
 }
 
-// countForeign counts the rows that nobody asked for.
-func (c *Cache[K, V]) countForeign(keys []K, values map[K]V) {
-	foreign := len(values)
+// foreign counts the rows that nobody asked for.
+func foreign[K comparable, V any](keys []K, values map[K]V) int {
+	n := len(values)
 	for _, key := range keys {
 		if _, ok := values[key]; ok {
-			foreign--
+			n--
 		}
 	}
-	c.stats.foreignRows.Add(uint64(foreign))
+	return max(0, n)
+}
+
+// absent tells whether an error of the loader says that there is no row. A panic never does, whatever its value wraps.
+func absent(err error) bool {
+	var panicked *PanicError
+	return errors.Is(err, ErrNotFound) && !errors.As(err, &panicked)
 }

@@ -12,7 +12,6 @@ import (
 type entry[K comparable, V any] struct {
 	key      K
 	value    V
-	fill     token  // the fill it came from
 	epoch    uint64 // the epoch of the local tier before Redis was read
 	loaded   int64  // when its load began, on the client's clock; 0 if that is not known
 	expires  int64  // on the client's clock
@@ -124,4 +123,12 @@ func (l *localTier[K, V]) hits() (n uint64) {
 		n += l.readers[i].hits.Load()
 	}
 	return n
+}
+
+// err is how a caller learns that there is no such row.
+func (e *entry[K, V]) err() error {
+	if e.negative {
+		return ErrNotFound
+	}
+	return nil
 }

@@ -16,7 +16,7 @@ func newTestTier(t testing.TB, p Policy) (*localTier[int, int], *Client) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &Client{clock: newClock(), stamps: newStamps()}
+	c := &Client{clock: newClock(), stamps: new(stamps)}
 	l, err := newLocalTier[int, int](p, c)
 	if err != nil {
 		t.Fatal(err)

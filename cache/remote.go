@@ -50,6 +50,7 @@ const (
 	stateMiss                 // nothing that can be used stands there
 	stateFound                // a value, or "not found", that is fresh
 	stateLeased               // somebody else is loading it
+	stateWriting              // somebody is writing it to the source
 	stateNewer                // it belongs to a newer schema: leave it alone
 	stateGranted              // the lease is ours
 )
@@ -64,16 +65,34 @@ type reading struct {
 	reject string // of stateMiss: the digest of bytes that stand there and cannot be used
 }
 
-// read asks for some keys in one round trip.
+// maxTrip is the most commands that go in one round trip. Each trip has a budget of its own, so that a large batch is not taken
+// for a slow Redis.
+const maxTrip = 500
+
+// trips calls do for one part of n commands after another, until it fails.
+func trips(n int, do func(from, to int) error) {
+	for from := 0; from < n; from += maxTrip {
+		if do(from, min(from+maxTrip, n)) != nil {
+			return
+		}
+	}
+}
+
+// read asks for some keys, as many at once as go in a round trip.
 func (r *redisTier) read(ctx context.Context, physical []string) []reading {
+	readings := make([]reading, len(physical))
+	trips(len(physical), func(from, to int) error { return r.readTrip(ctx, physical[from:to], readings[from:to]) })
+	return readings
+}
+
+func (r *redisTier) readTrip(ctx context.Context, physical []string, readings []reading) error {
 	commands := make([]*rediscall.Command, len(physical))
 	for i, key := range physical {
 		commands[i] = rediscall.NewCommand(ctx, "get", key)
 	}
-	readings := make([]reading, len(physical))
 	if err := r.client.read.Do(ctx, commands...); err != nil {
 		r.client.weather(err)
-		return readings
+		return err
 	}
 	for i, c := range commands {
 		switch err := c.Err(); rediscall.Classify(err) {
@@ -82,15 +101,13 @@ func (r *redisTier) read(ctx context.Context, physical []string) []reading {
 			if readings[i] = r.interpret(raw, physical[i]); readings[i].state == stateFound && !r.fresh(&readings[i].frame) {
 				readings[i] = reading{state: stateMiss} // perhaps: the script that takes the lease knows for certain
 			}
-		case rediscall.Nil:
+		case rediscall.Nil, rediscall.WrongType: // taking the lease removes what is of a wrong type
 			readings[i].state = stateMiss
-		case rediscall.WrongType:
-			readings[i].state = stateMiss // taking the lease removes what stands there
 		default:
 			r.client.weather(err)
 		}
 	}
-	return readings
+	return nil
 }
 
 // interpret says what the bytes at a key mean.
@@ -108,7 +125,12 @@ func (r *redisTier) interpret(raw, physical string) reading {
 		return reading{state: stateNewer}
 	case f.schema < r.schema:
 		return reading{state: stateMiss}
+	case f.kind == kindLease && f.lease.writers():
+		return reading{state: stateWriting}
 	case f.kind == kindLease:
+		if earliest, _, ok := r.client.clock.serverNow(); ok && earliest > f.leaseExpiry {
+			return reading{state: stateMiss}
+		}
 		return reading{state: stateLeased}
 	}
 	return reading{state: stateFound, frame: f, raw: raw}
@@ -135,97 +157,6 @@ const (
 	leaseToWrite leaseMode = "write" // who is about to write the source: voids every other lease
 )
 
-// lease takes the leases of some keys in one round trip. rejects holds a digest per key, or is nil. A call whose outcome is
-// unknown is made once more, with a new token and naming the old one: if the first call did run, the second takes over what
-// it got; and if the first still runs later, nobody fills under its token, so it can do no harm.
-func (r *redisTier) lease(ctx context.Context, mode leaseMode, physical, rejects []string) []reading {
-	readings := make([]reading, len(physical))
-	earlier := make([]token, len(physical))
-	pending := make([]int, len(physical))
-	for i := range pending {
-		pending[i] = i
-	}
-	for attempt := 1; attempt <= 2 && len(pending) > 0; attempt++ {
-		commands := make([]*rediscall.Command, len(pending))
-		tokens := make([]token, len(pending))
-		for n, i := range pending {
-			tokens[n] = newToken()
-			var reject string
-			if rejects != nil {
-				reject = rejects[i]
-			}
-			commands[n] = r.leaseCommand(ctx, mode, physical[i], reject, tokens[n], earlier[i])
-		}
-		sent := r.client.clock.now()
-		err := r.client.read.Do(ctx, commands...)
-		var unknown []int
-		for n, i := range pending {
-			if err == nil {
-				readings[i] = r.leaseReply(commands[n], physical[i], tokens[n], sent)
-			}
-			if err != nil || rediscall.Unknown(commands[n].Err()) {
-				unknown = append(unknown, i)
-				r.abandonLease(ctx, physical[i], earlier[i])
-				earlier[i] = tokens[n]
-			}
-		}
-		if err != nil {
-			r.client.weather(err)
-		}
-		pending = unknown
-	}
-	for _, i := range pending {
-		r.abandonLease(ctx, physical[i], earlier[i])
-	}
-	return readings
-}
-
-func (r *redisTier) leaseCommand(ctx context.Context, mode leaseMode, physical, reject string, t, earlier token) *rediscall.Command {
-	f := frame{kind: kindLease, schema: r.schema, key: physical}
-	raw := f.appendTo(make([]byte, 0, headerBytes+len(physical)))
-	before := earlier[:]
-	if earlier == (token{}) {
-		before = nil
-	}
-	return leaseScript.Command(ctx, physical, t[:], before, millis(r.leaseTTL), int(r.schema), string(mode),
-		reject, raw[:offLease], raw[offKeyLen:])
-}
-
-// abandonLease frees, behind the caller's back, what an attempt may have got without hearing of it.
-func (r *redisTier) abandonLease(ctx context.Context, physical string, t token) {
-	if t != (token{}) {
-		r.client.work.Go(func() { r.release(context.WithoutCancel(ctx), physical, t) })
-	}
-}
-
-// The outcomes of the lease script.
-const (
-	leaseGranted = iota + 1
-	leaseValue
-	leaseBusy
-	leaseNewer
-)
-
-func (r *redisTier) leaseReply(c *rediscall.Command, physical string, t token, sent int64) reading {
-	reply, err := r.reply(c, sent, 3)
-	if err != nil {
-		return reading{}
-	}
-	r.stats.wrongTypes.Add(uint64(reply[2].(int64)))
-	switch outcome := reply[0].(int64); {
-	case outcome == leaseGranted:
-		return reading{state: stateGranted, lease: t, at: reply[1].(int64)}
-	case outcome == leaseNewer:
-		return reading{state: stateNewer}
-	case outcome == leaseBusy:
-		return reading{state: stateLeased}
-	case outcome == leaseValue && len(reply) == 4:
-		raw, _ := reply[3].(string)
-		return r.interpret(raw, physical)
-	}
-	return reading{}
-}
-
 // reply reads the answer of a script, at least the first n numbers of it, the second of which is the server's time.
 func (r *redisTier) reply(c *rediscall.Command, sent int64, n int) ([]any, error) {
 	if err := c.Err(); err != nil {
@@ -246,9 +177,20 @@ func (r *redisTier) reply(c *rediscall.Command, sent int64, n int) ([]any, error
 	return reply, nil
 }
 
-// fill writes frames under their leases in one round trip. It reports for each whether Redis has it; a fill whose outcome is
-// unknown counts as not written.
+// fill writes frames under their leases, as many at once as go in a round trip. It reports for each whether Redis has it; a
+// fill whose outcome is unknown counts as not written.
 func (r *redisTier) fill(ctx context.Context, frames []frame, ttls []time.Duration) []bool {
+	written := make([]bool, len(frames))
+	done := 0
+	trips(len(frames), func(from, to int) error {
+		done = to
+		return r.fillTrip(ctx, frames[from:to], ttls[from:to], written[from:to])
+	})
+	r.stats.fillErrors.Add(uint64(len(frames) - done))
+	return written
+}
+
+func (r *redisTier) fillTrip(ctx context.Context, frames []frame, ttls []time.Duration, written []bool) error {
 	commands := make([]*rediscall.Command, len(frames))
 	for i := range frames {
 		f := &frames[i]
@@ -256,12 +198,11 @@ func (r *redisTier) fill(ctx context.Context, frames []frame, ttls []time.Durati
 		raw := f.appendTo(make([]byte, 0, headerBytes+len(f.key)+len(f.payload)))
 		commands[i] = fillScript.Command(ctx, f.key, f.lease[:], raw[:offFresh], millis(ttls[i]), raw[offFill:offLease], raw[offKeyLen:])
 	}
-	written := make([]bool, len(frames))
 	sent := r.client.clock.now()
 	if err := r.client.write.Do(ctx, commands...); err != nil {
 		r.client.weather(err)
 		r.stats.fillErrors.Add(uint64(len(frames)))
-		return written
+		return err
 	}
 	for i, c := range commands {
 		switch reply, err := r.reply(c, sent, 2); {
@@ -274,50 +215,32 @@ func (r *redisTier) fill(ctx context.Context, frames []frame, ttls []time.Durati
 			r.stats.fillsRefused.Add(1)
 		}
 	}
-	return written
+	return nil
 }
 
-// renew prolongs leases in one round trip. What was lost meanwhile shows when the fill is refused.
-func (r *redisTier) renew(ctx context.Context, physical []string, leases []token) {
-	commands := make([]*rediscall.Command, len(physical))
-	for i, key := range physical {
-		commands[i] = renewScript.Command(ctx, key, leases[i][:], millis(r.leaseTTL))
-	}
-	r.leaseCalls(ctx, commands)
-}
-
-// release gives a lease back without a value.
-func (r *redisTier) release(ctx context.Context, physical string, lease token) {
-	r.leaseCalls(ctx, []*rediscall.Command{releaseScript.Command(ctx, physical, lease[:])})
-}
-
-func (r *redisTier) leaseCalls(ctx context.Context, commands []*rediscall.Command) {
-	sent := r.client.clock.now()
-	if err := r.client.write.Do(ctx, commands...); err != nil {
-		r.client.weather(err)
-		return
-	}
-	for _, c := range commands {
-		_, _ = r.reply(c, sent, 2) // learns the server's time, and counts errors
-	}
-}
-
-// remove deletes keys, and with them whatever lease stands there, in one round trip. It returns an error per key.
+// remove deletes keys, and with them whatever lease stands there, as many at once as go in a round trip. It returns an error
+// per key. After a trip that failed as a whole the rest is not tried: it would fail too, and take a budget each time.
 func (r *redisTier) remove(ctx context.Context, physical []string) []error {
-	commands := make([]*rediscall.Command, len(physical))
-	for i, key := range physical {
-		commands[i] = rediscall.NewCommand(ctx, "unlink", key)
-	}
 	errs := make([]error, len(physical))
-	err := r.client.write.Do(ctx, commands...)
-	for i, c := range commands {
-		if errs[i] = err; err == nil {
-			errs[i] = c.Err()
+	trips(len(physical), func(from, to int) error {
+		commands := make([]*rediscall.Command, 0, to-from)
+		for _, key := range physical[from:to] {
+			commands = append(commands, rediscall.NewCommand(ctx, "unlink", key))
 		}
-		if errs[i] != nil {
-			r.client.weather(errs[i])
+		if err := r.client.write.Do(ctx, commands...); err != nil {
+			r.client.weather(err)
+			for i := from; i < len(errs); i++ {
+				errs[i] = err
+			}
+			return err
 		}
-	}
+		for i, c := range commands {
+			if errs[from+i] = c.Err(); c.Err() != nil {
+				r.client.weather(c.Err())
+			}
+		}
+		return nil
+	})
 	return errs
 }
 

@@ -8,10 +8,8 @@ const stampSlots = 1 << 18
 // stamps are the local generations of all keys of a client, found by the hash of the physical key. Whatever was read, or is
 // being read, under an older stamp is void. They only move up.
 type stamps struct {
-	slots []atomic.Uint32
+	slots [stampSlots]atomic.Uint32
 }
-
-func newStamps() *stamps { return &stamps{slots: make([]atomic.Uint32, stampSlots)} }
 
 func (s *stamps) slot(hash uint64) *atomic.Uint32 { return &s.slots[hash>>40&(stampSlots-1)] }
 

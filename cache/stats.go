@@ -19,7 +19,7 @@ type Stats struct {
 	LoadErrors    uint64 // keys it failed for
 	ForeignRows   uint64 // keys it answered without being asked
 	LeaseWaits    uint64 // waits for the load of another process
-	LeaseTimeouts uint64 // of these, those that ended without a value
+	LeaseTimeouts uint64 // of these, those that LeaseWait ended
 
 	Fills          uint64 // written to Redis
 	FillsRefused   uint64 // not written: the lease was void, so an invalidation or a writer came in between

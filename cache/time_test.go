@@ -68,8 +68,8 @@ func TestLeaseOfADeadHolderEnds(t *testing.T) {
 		policy := cache.Policy{TTL: time.Hour, LeaseTTL: 3 * time.Second}
 		ctx, cancel := context.WithCancel(t.Context())
 		gone := mustNew(t, dial(), "user", func(context.Context, []int) (map[int]string, error) {
-			cancel()
 			server.SetError("ERR this process hears nothing any more") // so that the holder cannot give its lease back
+			cancel()
 			return nil, context.Canceled
 		}, policy)
 		if _, err := gone.Get(ctx, 1); err == nil {

@@ -9,11 +9,11 @@ import (
 // maxUnconfirmed bounds the keys that are remembered one by one; past it the whole name bypasses Redis.
 const maxUnconfirmed = 10_000
 
-// unconfirmed remembers the keys whose delete Redis did not confirm. Redis is not read for them, nor filled, until a later
-// delete or fill is confirmed, or what may stand there has expired.
+// unconfirmed remembers the keys whose delete Redis did not confirm. Redis is not read for them, until a later delete or fill is
+// confirmed, or what may stand there has expired: also what a load of before the delete, anywhere, may fill after it.
 type unconfirmed struct {
 	clock *clock
-	ttl   time.Duration // the longest that Redis keeps anything of this name
+	keep  time.Duration // how long a key is remembered
 
 	sequence atomic.Uint64
 	some     atomic.Bool // whether there is anything to look for; guarded by mu for writing
@@ -32,28 +32,40 @@ type debt struct {
 // next returns the number of a write about to be sent. A confirmation settles the debts of its own number and older ones.
 func (u *unconfirmed) next() uint64 { return u.sequence.Add(1) }
 
-// owe remembers a key.
-func (u *unconfirmed) owe(physical string, sequence uint64) {
+// owe remembers keys.
+func (u *unconfirmed) owe(sequence uint64, physical ...string) {
+	if len(physical) == 0 {
+		return
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	now := u.clock.now()
-	until := now + int64(u.ttl)
+	until := now + int64(u.keep)
 	u.some.Store(true)
-	if _, known := u.keys[physical]; !known && len(u.keys) >= maxUnconfirmed {
-		for key, d := range u.keys {
-			if d.until <= now {
-				delete(u.keys, key)
-			}
+	swept := false
+	for _, key := range physical {
+		if _, known := u.keys[key]; !known && len(u.keys) >= maxUnconfirmed && !swept && u.until <= now {
+			u.sweep(now)
+			swept = true
 		}
-		if len(u.keys) >= maxUnconfirmed {
+		if _, known := u.keys[key]; !known && len(u.keys) >= maxUnconfirmed {
 			u.until = until
 			return
 		}
+		if u.keys == nil {
+			u.keys = make(map[string]debt)
+		}
+		u.keys[key] = debt{sequence: max(sequence, u.keys[key].sequence), until: until}
 	}
-	if u.keys == nil {
-		u.keys = make(map[string]debt)
+}
+
+// sweep takes out what has expired. u.mu is held.
+func (u *unconfirmed) sweep(now int64) {
+	for key, d := range u.keys {
+		if d.until <= now {
+			delete(u.keys, key)
+		}
 	}
-	u.keys[physical] = debt{sequence: max(sequence, u.keys[physical].sequence), until: until}
 }
 
 // settle forgets a key, if nothing newer is owed.
@@ -64,14 +76,9 @@ func (u *unconfirmed) settle(physical string, sequence uint64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if d, ok := u.keys[physical]; ok && d.sequence <= sequence {
-		u.forget(physical)
+		delete(u.keys, physical)
+		u.some.Store(len(u.keys) > 0 || u.until > u.clock.now())
 	}
-}
-
-// forget takes a key out. u.mu is held.
-func (u *unconfirmed) forget(physical string) {
-	delete(u.keys, physical)
-	u.some.Store(len(u.keys) > 0 || u.until > u.clock.now())
 }
 
 // has tells whether Redis must not be used for a key.
@@ -84,9 +91,10 @@ func (u *unconfirmed) has(physical string) bool {
 	now := u.clock.now()
 	d, ok := u.keys[physical]
 	if ok && d.until <= now {
-		u.forget(physical)
+		delete(u.keys, physical)
 		ok = false
 	}
+	u.some.Store(len(u.keys) > 0 || u.until > now)
 	return ok || u.until > now
 }
 

@@ -2,13 +2,10 @@ package cache
 
 import (
 	"fmt"
+	"math"
 	"time"
 	"unsafe"
-
-	"github.com/go-nearside/nearside/internal/codec"
 )
-
-func defaultCodec[V any]() Codec[V] { return codec.Default[V]() }
 
 // encoded is a value as it goes into the tiers.
 type encoded[V any] struct {
@@ -53,18 +50,20 @@ func (c *Cache[K, V]) decode(flags byte, payload string) (v V, err error) {
 	return v, err
 }
 
+// cost is what an entry takes of the local tier. A Cost hook that panics makes it too large to keep.
+func (c *Cache[K, V]) cost(e *entry[K, V], size int) int64 {
+	if c.hooks.Cost == nil || e.negative {
+		return int64(size)
+	}
+	cost := int64(math.MaxInt64)
+	guard(func() error { cost = c.hooks.Cost(e.value); return nil }, func(error) {})
+	return cost
+}
+
 // warnCodec logs a failure of the codec, once a minute at most: the counters have them all.
 func (c *Cache[K, V]) warnCodec(message string, err error) {
 	now, last := c.client.clock.now(), c.warned.Load()
 	if (last == 0 || now-last > int64(time.Minute)) && c.warned.CompareAndSwap(last, now) {
 		c.client.log.Warn("nearside: "+message, "cache", c.name, "error", err)
 	}
-}
-
-// err is how a caller learns that there is no such row.
-func (e *entry[K, V]) err() error {
-	if e.negative {
-		return ErrNotFound
-	}
-	return nil
 }

@@ -40,22 +40,22 @@ func (c *Cache[K, V]) drop(ctx context.Context, targets []target[K]) map[K]error
 	ended := false // guarded by mu
 	done := make(chan map[K]error, 1)
 	started := c.client.deletes.Go(func() {
-		physical := make([]string, len(targets))
-		for i, t := range targets {
-			physical[i] = t.physical
-		}
-		errs := c.redis.remove(context.WithoutCancel(ctx), physical)
+		errs := c.redis.remove(context.WithoutCancel(ctx), physicalOf(targets))
 		mu.Lock()
 		defer mu.Unlock()
 		ended = true
 		failed := map[K]error{}
+		var owed []target[K]
 		for i, t := range targets {
 			if errs[i] != nil {
-				c.stats.unconfirmed.Add(1)
-				c.unconfirmed.owe(t.physical, sequence)
 				failed[t.key] = fmt.Errorf("%w: %w", ErrUnconfirmed, errs[i])
+				owed = append(owed, t)
 			}
-			c.client.stamps.move(t.hash)
+		}
+		c.stats.unconfirmed.Add(uint64(len(owed)))
+		c.unconfirmed.owe(sequence, physicalOf(owed)...)
+		c.moveAll(targets)
+		for i, t := range targets {
 			if errs[i] == nil {
 				c.unconfirmed.settle(t.physical, sequence)
 			}
@@ -79,11 +79,19 @@ func (c *Cache[K, V]) drop(ctx context.Context, targets []target[K]) map[K]error
 	}
 	failed := map[K]error{}
 	for _, t := range targets {
-		c.unconfirmed.owe(t.physical, sequence)
 		failed[t.key] = fmt.Errorf("%w: %w", ErrUnconfirmed, cause)
 	}
+	c.unconfirmed.owe(sequence, physicalOf(targets)...)
 	c.moveAll(targets)
 	return failed
+}
+
+func physicalOf[K comparable](targets []target[K]) []string {
+	keys := make([]string, len(targets))
+	for i, t := range targets {
+		keys[i] = t.physical
+	}
+	return keys
 }
 
 func (c *Cache[K, V]) moveAll(targets []target[K]) {
@@ -92,73 +100,78 @@ func (c *Cache[K, V]) moveAll(targets []target[K]) {
 	}
 }
 
-// write runs the writer between taking the right to fill and filling. A writer that fails, or whose lease was voided, leaves
-// the key deleted.
-func (c *Cache[K, V]) write(ctx context.Context, key K, writer func(context.Context) (V, error)) (V, error) {
-	var zero V
+// write runs the writer between taking the right to fill and filling. However it ends, if the value is not in Redis then, the key
+// is deleted: also when the writer failed, panicked or called Goexit, since what the source holds is not known then.
+func (c *Cache[K, V]) write(ctx context.Context, key K, writer func(context.Context) (V, error)) (value V, err error) {
 	if err := ctx.Err(); err != nil {
-		return zero, err
+		return value, err
 	}
 	if !c.client.work.Enter() {
-		return zero, ErrClosed
+		return value, ErrClosed
 	}
 	defer c.client.work.Leave()
 	t, err := c.target(key)
 	if err != nil {
-		return zero, err
+		return value, err
 	}
-	c.client.stamps.move(t.hash)
-	lease := c.redis.lease(ctx, leaseToWrite, []string{t.physical}, nil)[0]
-	stop := func() {}
-	if lease.state == stateGranted {
-		stop = c.redis.keep(ctx, []string{t.physical}, []token{lease.lease})
+	w := written[K]{target: t, first: c.client.stamps.move(t.hash), sequence: c.unconfirmed.next(), began: c.client.clock.now()}
+	w.lease = c.redis.lease(ctx, leaseToWrite, []string{t.physical}, []string{""})[0]
+	granted := w.lease.state == stateGranted
+	var held []heldLease
+	if granted {
+		held = []heldLease{{t.physical, w.lease.lease}}
 	}
-	returned := false
+	stop := c.redis.keepRenewed(ctx, held)
+	filled := false
 	defer func() {
-		if !returned { // a panic or a Goexit: what the source holds now is not known
-			stop()
-			c.drop(ctx, []target[K]{t})
+		stop()
+		if !filled {
+			err = errors.Join(err, c.drop(ctx, []target[K]{t})[key])
 		}
 	}()
-	began := c.client.clock.now()
-	value, err := writer(ctx)
-	stop()
-	returned = true
-	if err != nil {
-		return zero, errors.Join(err, c.drop(ctx, []target[K]{t})[key])
-	}
 
+	if value, err = writer(ctx); err != nil {
+		var zero V
+		return zero, err
+	}
 	enc, err := c.encode(value)
 	if err != nil {
-		return value, errors.Join(err, c.drop(ctx, []target[K]{t})[key])
+		return value, err
 	}
-	if lease.state == stateGranted && c.fillWritten(ctx, t, lease, enc, began) {
-		return enc.value, nil
-	}
-	return enc.value, c.drop(ctx, []target[K]{t})[key]
+	stop()
+	filled = granted && c.fillWritten(ctx, w, enc)
+	return enc.value, nil
+}
+
+// written is a write that has committed, with what was taken before it began.
+type written[K comparable] struct {
+	target[K]
+	lease    reading
+	first    uint32 // the key's stamp
+	sequence uint64 // settles only what was owed before
+	began    int64
 }
 
 // fillWritten puts a written value into Redis and then into the local tier. It reports whether Redis has it.
-func (c *Cache[K, V]) fillWritten(ctx context.Context, t target[K], lease reading, enc encoded[V], began int64) bool {
-	sequence := c.unconfirmed.next()
+func (c *Cache[K, V]) fillWritten(ctx context.Context, w written[K], enc encoded[V]) bool {
 	ttl := c.policy.jittered(c.policy.TTL)
 	f := frame{
-		kind: kindValue, flags: enc.flags, loadedAt: lease.at, fill: lease.lease, lease: lease.lease,
-		key: t.physical, payload: string(enc.payload),
+		kind: kindValue, flags: enc.flags, loadedAt: w.lease.at, fill: w.lease.lease, lease: w.lease.lease,
+		key: w.physical, payload: string(enc.payload),
 	}
 	epoch := c.client.epoch.Load()
-	before := c.client.stamps.move(t.hash)
+	c.client.stamps.move(w.hash)
 	now := c.client.clock.now()
 	if !c.redis.fill(ctx, []frame{f}, []time.Duration{ttl})[0] {
 		return false
 	}
-	// Whoever read Redis before the fill holds an older stamp than this one. If it is not the next after before, somebody else
-	// wrote or invalidated the key meanwhile: then the value stays out of the local tier.
-	after := c.client.stamps.move(t.hash)
-	c.unconfirmed.settle(t.physical, sequence)
-	if after == before+1 {
-		e := &entry[K, V]{value: enc.value, fill: lease.lease, loaded: began}
-		c.keep(&flight[K, V]{key: t.key, hash: t.hash, epoch: epoch}, e, after, now, ttl, len(enc.payload))
+	// Whoever read Redis before the fill holds an older stamp than this one. If it is not the second after the first, somebody
+	// else wrote or invalidated the key meanwhile: then the value stays out of the local tier.
+	after := c.client.stamps.move(w.hash)
+	c.unconfirmed.settle(w.physical, w.sequence)
+	if after == w.first+2 {
+		e := &entry[K, V]{value: enc.value, loaded: w.began}
+		c.keep(&flight[K, V]{key: w.key, hash: w.hash, epoch: epoch}, e, after, now, ttl, len(enc.payload))
 	}
 	return true
 }

@@ -1,11 +1,11 @@
 -- Takes the lease of a key: the right to fill it.
 -- KEYS[1]  the key
--- ARGV     1 token  2 token of an earlier attempt whose outcome is unknown, or ''  3 lease TTL, ms  4 schema
+-- ARGV     1 token  2 token of an earlier attempt whose outcome is unknown, or zeros  3 lease TTL, ms  4 schema
 --          5 'read' (who misses) or 'write' (who is about to write the source: voids every other lease)
 --          6 sha1 of the bytes that the caller could not use, or ''  7 a lease frame's header up to its token
 --          8 the rest of that frame
 -- Returns  {outcome, time, 1 if something that is not a string was removed, the frame if the outcome is VALUE}
-local GRANTED, VALUE, BUSY, NEWER = 1, 2, 3, 4
+local GRANTED, VALUE, BUSY, NEWER, WRITING = 1, 2, 3, 4, 5
 local token, earlier, ttl, schema = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local t = now()
 
@@ -24,10 +24,13 @@ if framed then
   local theirs = string.byte(current, 7) * 256 + string.byte(current, 8)
   if theirs > schema then return {NEWER, t, repaired} end
   local held = string.sub(current, 73, 88)
-  fresh = theirs == schema and string.sub(current, 5, 5) ~= 'l' and read64(current, 17) > t
+  -- A frame from the future was written before this server's clock was set back.
+  fresh = theirs == schema and string.sub(current, 5, 5) ~= 'l' and read64(current, 17) > t and read64(current, 9) <= t
   if ARGV[5] == 'read' then
     if fresh then return {VALUE, t, repaired, current} end
-    if theirs == schema and read64(current, 89) > t and held ~= earlier then return {BUSY, t, repaired} end
+    if theirs == schema and read64(current, 89) > t and held ~= earlier then
+      return {string.byte(held, 1) < 128 and BUSY or WRITING, t, repaired}
+    end
   end
 end
 

@@ -1,6 +1,6 @@
 -- The frame's header, as far as the scripts touch it (frame.go fixes it): 1-based, both ends included.
---   1-3 magic  4 format  5 kind  6 flags  7-8 schema  17-24 fresh until  25-32 expires
---   73-88 lease token  89-96 lease expiry
+--   1-3 magic  4 format  5 kind  6 flags  7-8 schema  9-16 loaded at  17-24 fresh until  25-32 expires
+--   73-88 lease token (the first bit is set in a writer's)  89-96 lease expiry
 -- Times are microseconds of this server's clock, big-endian. They stay below 2^53, so a Lua number holds them exactly.
 local function read64(s, i)
   local n = 0

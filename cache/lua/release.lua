@@ -4,7 +4,8 @@
 -- Returns  {1 released or 0 lost, time}
 local t = now()
 if not holds(ARGV[1]) then return {0, t} end
-if redis.call('GETRANGE', KEYS[1], 4, 4) == 'l' then
+-- A value that stands past its freshness stood for the lease alone.
+if redis.call('GETRANGE', KEYS[1], 4, 4) == 'l' or read64(redis.call('GETRANGE', KEYS[1], 16, 23), 1) <= t then
   redis.call('UNLINK', KEYS[1])
 else
   redis.call('SETRANGE', KEYS[1], 72, string.rep('\0', 24))

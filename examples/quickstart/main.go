@@ -91,7 +91,7 @@ const schema = `
 
 func main() {
 	logging.Disable() // the last step takes Redis away: go-redis would log each failed connection
-	ctx, cancel := context.WithTimeout(context.Background(), 9*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Second)
 	defer cancel()
 	if err := run(ctx, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "quickstart:", err)
@@ -140,11 +140,8 @@ func run(ctx context.Context, out io.Writer) (err error) {
 		}
 		return cable{conn, &t.pulled}, nil
 	}
-	config := cache.Config{
-		Namespace:   fmt.Sprintf("quickstart-%d", time.Now().UnixNano()), // no run finds what another left in Redis
-		ReadBudget:  readBudget,
-		WriteBudget: 2 * readBudget,
-	}
+	namespace := fmt.Sprintf("quickstart-%d", time.Now().UnixNano()) // no run finds what another left in Redis
+	config := cache.Config{Namespace: namespace, ReadBudget: readBudget, WriteBudget: 2 * readBudget}
 	if t.a, err = newService(options, config, t.load); err != nil {
 		return err
 	}

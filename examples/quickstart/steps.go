@@ -67,7 +67,7 @@ func (t *tour) stampede(ctx context.Context) string {
 	t.expect("queries", t.queries.Load(), 2)
 	return `One load for all
 100 callers, 50 on each instance, asked at once for a key that was nowhere. Queries: 1.
-On each instance 49 joined the first one, and one of these two waited for the other's load.`
+On each instance 49 joined the first one, and these two shared one load.`
 }
 
 func (t *tour) overtake(ctx context.Context) string {

@@ -58,6 +58,8 @@ func Classify(err error) Class {
 		return Nil
 	case errors.Is(err, errBudget), errors.Is(err, errAbandoned):
 		return Timeout
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return Caller
 	case errors.Is(err, redis.ErrClosed):
 		return Closed
 	case errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
@@ -67,12 +69,10 @@ func Classify(err error) Class {
 	}
 	var netErr net.Error
 	switch {
-	case errors.As(err, &netErr) && netErr.Timeout() && !errors.Is(err, context.DeadlineExceeded):
+	case errors.As(err, &netErr) && netErr.Timeout():
 		return Timeout
 	case errors.As(err, &netErr), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed):
-		return transport(err)
-	case errors.Is(err, context.Canceled):
-		return Caller
+		return Transport
 	}
 	return Other
 }
@@ -81,14 +81,6 @@ func Classify(err error) Class {
 func Unknown(err error) bool {
 	var reply redis.Error
 	return err != nil && !errors.As(err, &reply)
-}
-
-// transport keeps a context's deadline, which is a net.Error too, apart from a broken connection.
-func transport(err error) Class {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return Caller
-	}
-	return Transport
 }
 
 func classifyReply(err error) Class {

@@ -52,9 +52,12 @@ func (s *Script) call(ctx context.Context, name, what, key string, args []any) *
 
 // eval makes the same call with the whole source, which also teaches it to the server.
 func (c *Command) eval(ctx context.Context) *Command {
-	args := c.Args()
-	return c.script.call(ctx, "eval", c.script.source, args[3].(string), args[4:])
+	return c.script.call(ctx, "eval", c.script.source, c.key(), c.arguments())
 }
+
+// key and arguments are those of a script's call.
+func (c *Command) key() string      { return c.Args()[3].(string) }
+func (c *Command) arguments() []any { return c.Args()[4:] }
 
 // unknownScript tells whether the server refused the call because it does not know the script. Nothing ran then.
 func (c *Command) unknownScript() bool {

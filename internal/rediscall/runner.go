@@ -103,25 +103,38 @@ func (r *Runner) Trips() uint64 { return r.trips.Load() }
 // Close refuses further calls and waits for those under way, at most for d. It returns how many were left.
 func (r *Runner) Close(d time.Duration) (left int) { return r.calls.Close(d) }
 
+// send makes the round trip, and repairs scripts that the server did not know, which have not run: the first call of each goes
+// again with its source, which teaches it, and the others after it by their digest. On a cluster that teaches one node only:
+// what is unknown after that goes with its source.
 func (r *Runner) send(ctx context.Context, cmds []*Command) error {
 	if err := r.trip(ctx, cmds); err != nil {
 		return err
 	}
-	var unknown, evals []*Command
-	for _, c := range cmds {
-		if c.unknownScript() {
-			unknown, evals = append(unknown, c), append(evals, c.eval(ctx))
+	for repair := 1; repair <= 2; repair++ {
+		var unknown, again []*Command
+		taught := map[*Script]bool{}
+		for _, c := range cmds {
+			if !c.unknownScript() {
+				continue
+			}
+			unknown = append(unknown, c)
+			if repair == 1 && taught[c.script] {
+				again = append(again, c.script.Command(ctx, c.key(), c.arguments()...))
+			} else {
+				again = append(again, c.eval(ctx))
+			}
+			taught[c.script] = true
 		}
-	}
-	if len(evals) == 0 {
-		return nil
-	}
-	if err := r.trip(ctx, evals); err != nil {
-		return err
-	}
-	for i, c := range unknown {
-		c.SetVal(evals[i].Val())
-		c.SetErr(evals[i].Err())
+		if len(again) == 0 {
+			return nil
+		}
+		if err := r.trip(ctx, again); err != nil {
+			return err
+		}
+		for i, c := range unknown {
+			c.SetVal(again[i].Val())
+			c.SetErr(again[i].Err())
+		}
 	}
 	return nil
 }
