@@ -88,7 +88,7 @@ func closeBesideCalls(t *testing.T, w *world, rdb *redis.Client) {
 	}
 	var done atomic.Int64
 	closing := make(chan struct{})
-	closeAfter := 1 + rand.Int64N(48)
+	closeAfter := 1 + rand.Int64N(24)
 	var callers, closers sync.WaitGroup
 	for n := range 16 {
 		callers.Go(func() {

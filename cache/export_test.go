@@ -25,3 +25,10 @@ func (c *Cache[K, V]) PhysicalKey(t testing.TB, key K) string {
 	}
 	return physical
 }
+
+// ShiftServerClock makes what the client knows of the server's clock wrong by d.
+func (c *Client) ShiftServerClock(d time.Duration) {
+	e := *c.clock.server.Load()
+	e.lower, e.upper = e.lower+int64(d), e.upper+int64(d)
+	c.clock.server.Store(&e)
+}

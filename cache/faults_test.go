@@ -223,3 +223,24 @@ func TestACostHookThatPanicsHarmsNobody(t *testing.T) {
 		t.Errorf("%+v; want two fills of Redis, and none here", s)
 	}
 }
+
+// TestAServerClockThatWasSetForwardIsNoticed: a frame from the future says so, and the local tier keeps it for a second only.
+func TestAServerClockThatWasSetForwardIsNoticed(t *testing.T) {
+	namespace := caseNamespace(t)
+	rdb := redistest.Shared(t).Client(t)
+	filler, late := open(t, rdb, cache.Config{Namespace: namespace}), open(t, rdb, cache.Config{Namespace: namespace})
+	rows := mustNew(t, filler, "row", loadText[int], cache.Policy{TTL: time.Hour})
+	if _, err := rows.Get(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	filler.Idle(t)
+	late.ShiftServerClock(-time.Hour) // as if the server had been set forward since
+	behind := mustNew(t, late, "row", loadText[int], cache.Policy{TTL: time.Hour})
+	if r, err := behind.GetResult(t.Context(), 1); r.Tier != cache.TierRedis || r.Age != 0 || err != nil {
+		t.Fatalf("%+v, %v; want a Redis hit of unknown age", r, err)
+	}
+	caseUntil(t, "the local tier lets go", func() bool {
+		r, err := behind.GetResult(t.Context(), 1)
+		return err == nil && r.Tier == cache.TierRedis
+	})
+}
