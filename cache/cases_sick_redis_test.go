@@ -73,7 +73,7 @@ func TestP10_OnlyTheLoaderFailsAGet(t *testing.T) {
 	}
 	t.Run("READONLY", func(t *testing.T) {
 		server := redistest.Start(t)
-		mustDo(t, server.Admin().SlaveOf(t.Context(), "127.0.0.1", "1").Err())
+		mustDo(t, server.Admin().ReplicaOf(t.Context(), "127.0.0.1", "1").Err())
 		w := newWorldOn(t, server)
 		sick(t, "read_only", w, w.instance(t))
 	})

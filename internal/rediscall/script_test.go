@@ -92,7 +92,7 @@ func TestAnUnknownScriptAloneIsSentAgain(t *testing.T) {
 
 // A client of several nodes teaches each of them, however the calls of one script are spread.
 func TestEachNodeIsTaughtItsScripts(t *testing.T) {
-	nodes := map[string]*redistest.Server{"a": redistest.Shared(t), "b": redistest.Start(t)}
+	nodes := map[string]*redistest.Server{"a": redistest.Shared(t), "b": redistest.Start(t), "c": redistest.Start(t)}
 	addrs := map[string]string{}
 	for name, node := range nodes {
 		addrs[name] = node.Addr()

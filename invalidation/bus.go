@@ -1,0 +1,398 @@
+package invalidation
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"reflect"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-nearside/nearside/internal/group"
+	"github.com/go-nearside/nearside/internal/rediscall"
+	"github.com/go-nearside/nearside/internal/subscribe"
+)
+
+// Config configures a Bus. Its zero value works.
+type Config struct {
+	// Namespace keeps the buses of different services on one Redis apart. Default: "nearside".
+	Namespace string
+
+	// Heartbeat is how often the bus checks that it still hears. Default: 500 ms. At least 10 ms.
+	Heartbeat time.Duration
+
+	// Silence is how long the heartbeat may stay out before the bus declares a gap. Default: three heartbeats. At least two.
+	Silence time.Duration
+
+	// Budget bounds each call to Redis. Default: 250 ms.
+	Budget time.Duration
+
+	// Logger gets a warning when the bus cannot work as Redis is set up. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// Handler is told what to forget. It must not block. A nil field is not called.
+type Handler struct {
+	// Keys were invalidated by another process.
+	Keys func(keys []string)
+	// Gap says that anything may have been missed, since the last time that all was heard: forget all, or check it.
+	Gap func(cause string)
+}
+
+// The causes of a gap, beside those of the subscription: error, silence, unconfirmed, unsubscribed.
+const (
+	CauseSubscribed = "subscribed" // a subscription was confirmed; what came before was not heard
+	CauseHole       = "hole"       // a message of another publisher is missing
+	CauseNewServer  = "new server" // the server behind the commands changed: a failover or a restart
+	CauseNewer      = "newer"      // a message of a newer release, which this one cannot read
+	CauseOverflow   = "overflow"   // more publishers, or more out of order, than can be followed
+)
+
+// Bus carries invalidations between the processes that share a Redis. See the package comment.
+type Bus struct {
+	config  Config
+	id      publisher
+	channel string // of all
+	own     string // of this bus
+	calls   *rediscall.Runner
+	loop    *subscribe.Loop
+	out     *outbox
+	work    group.Group
+	stop    chan struct{}
+	closing sync.Once
+
+	live atomic.Bool
+
+	mu       sync.Mutex
+	handlers map[string]Handler // guarded by mu; replaced, not changed
+	health   Health             // guarded by mu
+	server   string             // guarded by mu; the server that answered the last beat
+	beats    uint64             // guarded by mu; the number of the last beat sent
+	sent     time.Time          // guarded by mu; when it was sent
+	warned   string             // guarded by mu; the last problem that was logged
+	in       *inbox             // of the receiving goroutine
+}
+
+// Health is how a bus is doing.
+type Health struct {
+	Live  bool      // the subscription is confirmed and no heartbeat is overdue
+	Since time.Time // when Live last changed
+	// LastBeat is when a heartbeat last came back, and Lag how long it took: from the command to the subscription.
+	LastBeat time.Time
+	Lag      time.Duration
+	Gaps     map[string]uint64 // by cause
+	Received uint64            // messages of other processes
+	Strange  uint64            // payloads on the channel that are not a message, or a broken one
+	Problem  error             // why the last heartbeat or subscription failed; nil when it did not
+}
+
+//go:embed beat.lua
+var beatLua string
+
+var beatScript = rediscall.NewScript(beatLua)
+
+// Open makes a bus on a Redis client, which stays the caller's. It does not wait for Redis: see Live. Any
+// redis.UniversalClient will do but a Ring.
+func Open(rdb redis.UniversalClient, config Config) (*Bus, error) {
+	if v := reflect.ValueOf(rdb); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+		return nil, errors.New("invalidation: the Redis client is nil: give a *redis.Client or *redis.ClusterClient")
+	}
+	if _, ring := rdb.(*redis.Ring); ring {
+		return nil, errors.New("invalidation: a *redis.Ring has no common pub/sub: give a *redis.Client or *redis.ClusterClient")
+	}
+	if config.Namespace == "" {
+		config.Namespace = "nearside"
+	}
+	if config.Heartbeat == 0 {
+		config.Heartbeat = 500 * time.Millisecond
+	}
+	if config.Silence == 0 {
+		config.Silence = 3 * config.Heartbeat
+	}
+	if config.Budget == 0 {
+		config.Budget = 250 * time.Millisecond
+	}
+	if config.Logger == nil {
+		config.Logger = slog.Default()
+	}
+	switch {
+	case config.Heartbeat < 10*time.Millisecond:
+		return nil, fmt.Errorf("invalidation: Config.Heartbeat is %v: give at least 10ms, or 0 for the default", config.Heartbeat)
+	case config.Silence < 2*config.Heartbeat:
+		return nil, fmt.Errorf("invalidation: Config.Silence is %v: give at least two heartbeats (%v), or 0 for the default", config.Silence, 2*config.Heartbeat)
+	case config.Budget < time.Millisecond:
+		return nil, fmt.Errorf("invalidation: Config.Budget is %v: give at least 1ms, or 0 for the default", config.Budget)
+	}
+	id := newPublisher()
+	channel := fmt.Sprintf("%s:b:%d", strings.NewReplacer("%", "%25", ":", "%3A").Replace(config.Namespace), database(rdb))
+	b := &Bus{
+		config: config, id: id, channel: channel, own: channel + ":" + id.String(),
+		calls: rediscall.NewRunner(rdb, config.Budget),
+		out:   newOutbox(), in: newInbox(), stop: make(chan struct{}),
+		handlers: map[string]Handler{},
+		health:   Health{Gaps: map[string]uint64{}, Since: time.Now()},
+	}
+	b.loop = subscribe.Start(rdb, subscribe.Config{
+		Channels: []string{b.channel, b.own}, Silence: config.Silence,
+		Live: b.subscribed, Lost: b.lost, Message: b.received,
+	})
+	b.work.Go(b.beat)
+	return b, nil
+}
+
+// database returns the number of the client's database: pub/sub does not know of it, so the channel carries it.
+func database(rdb redis.UniversalClient) int {
+	if c, ok := rdb.(*redis.Client); ok {
+		return c.Options().DB
+	}
+	return 0
+}
+
+// Close ends the bus: no handler is called after it returned. It is bounded by the budget and a second, and may be called at
+// any time and more than once, but not from a handler.
+func (b *Bus) Close() error {
+	b.closing.Do(func() { close(b.stop) })
+	left := b.loop.Close(time.Second) + b.work.Close(b.config.Budget+time.Second)
+	left += b.calls.Close(time.Second)
+	b.live.Store(false)
+	if left > 0 {
+		return fmt.Errorf("invalidation: close: %d calls to Redis still hang", left)
+	}
+	return nil
+}
+
+// Live tells whether the bus hears: its subscription is confirmed, and no heartbeat is overdue.
+func (b *Bus) Live() bool { return b.live.Load() }
+
+// Health tells how the bus is doing.
+func (b *Bus) Health() Health {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	h := b.health
+	h.Live, h.Gaps = b.live.Load(), maps.Clone(h.Gaps)
+	return h
+}
+
+// Subscribe hands the messages of a name to a handler, one per name, until stop is called.
+func (b *Bus) Subscribe(name string, handler Handler) (stop func(), err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, taken := b.handlers[name]; taken {
+		return nil, fmt.Errorf("invalidation: subscribe: %q has a handler already: give each its own name", name)
+	}
+	b.handlers = maps.Clone(b.handlers)
+	b.handlers[name] = handler
+	return sync.OnceFunc(func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.handlers = maps.Clone(b.handlers)
+		delete(b.handlers, name)
+	}), nil
+}
+
+func (b *Bus) handler(name string) Handler {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.handlers[name]
+}
+
+// Publish tells the other processes to forget some keys of a name, after what they stand for has changed. It returns an error
+// if Redis did not take it; the others may have heard it all the same. Keys of more than 64 KiB together go in several
+// messages; a single one of that size is refused.
+func (b *Bus) Publish(ctx context.Context, name string, keys ...string) error {
+	for len(keys) > 0 {
+		n, size := 0, headerBytes+4+len(name)
+		for n < len(keys) && size+4+len(keys[n]) <= maxMessageBytes {
+			size += 4 + len(keys[n])
+			n++
+		}
+		if n == 0 {
+			return fmt.Errorf("invalidation: publish %q: a key of %d bytes: at most %d fit into a message", name, len(keys[0]), maxMessageBytes-size-4)
+		}
+		out := b.Prepare(name, keys[:n]...)
+		c := rediscall.NewCommand(ctx, "publish", out.Channel, out.Payload)
+		err := b.calls.Do(ctx, c)
+		out.Done()
+		if err == nil {
+			err = c.Err()
+		}
+		if err != nil {
+			return fmt.Errorf("invalidation: publish %q: %w", name, err)
+		}
+		keys = keys[n:]
+	}
+	return nil
+}
+
+// Outgoing is a message for somebody else to publish, in a script that changes what it speaks of.
+type Outgoing struct {
+	Channel, Payload string
+	bus              *Bus
+	number           uint64
+}
+
+// Prepare numbers a message. Done must be called when it was published, or will not be.
+func (b *Bus) Prepare(name string, keys ...string) Outgoing {
+	m := message{kind: keysMessage, from: b.id, number: b.out.next(), name: name, keys: keys}
+	return Outgoing{Channel: b.channel, Payload: string(m.append(nil)), bus: b, number: m.number}
+}
+
+// Done says that the message was published or will not be. If it was lost, the others find out.
+func (o Outgoing) Done() { o.bus.out.done(o.number) }
+
+// beat sends the heartbeat, and tells the others of the last number.
+func (b *Bus) beat() {
+	ticker := time.NewTicker(b.config.Heartbeat)
+	defer ticker.Stop()
+	for {
+		b.sendBeat()
+		if last, first, ok := b.out.tell(); ok {
+			m := message{kind: lastMessage, from: b.id, number: last, first: first}
+			_, _ = b.send(b.channel, m)
+		}
+		select {
+		case <-ticker.C:
+		case <-b.stop:
+			return
+		}
+	}
+}
+
+// sendBeat publishes a heartbeat by the way that commands go. Its reply names the server.
+func (b *Bus) sendBeat() {
+	b.mu.Lock()
+	b.beats++
+	b.sent = time.Now()
+	m := message{kind: beatMessage, from: b.id, number: b.beats}
+	b.mu.Unlock()
+	server, err := b.send(b.own, m)
+	b.problem(err)
+	if err != nil || server == "" {
+		return
+	}
+	b.mu.Lock()
+	changed := b.server != "" && b.server != server
+	b.server = server
+	b.mu.Unlock()
+	if changed {
+		b.loop.Doubt(CauseNewServer, errors.New("invalidation: another server answers"))
+	}
+}
+
+func (b *Bus) send(channel string, m message) (server string, err error) {
+	ctx := context.Background()
+	c := beatScript.Command(ctx, channel, m.append(nil))
+	if err := b.calls.Do(ctx, c); err != nil {
+		return "", err
+	}
+	server, err = c.Text()
+	return server, err
+}
+
+// problem notes why the bus cannot work, and logs what only a person can mend.
+func (b *Bus) problem(err error) {
+	b.mu.Lock()
+	b.health.Problem = err
+	say := err != nil && rediscall.Classify(err) == rediscall.Denied && b.warned != err.Error()
+	if say {
+		b.warned = err.Error()
+	}
+	b.mu.Unlock()
+	if say {
+		b.config.Logger.Warn("nearside: the bus is not allowed to use its channels: local tiers keep entries for a short time only; "+
+			"grant the Redis user the channels &"+b.channel+"*", "error", err)
+	}
+}
+
+// lost, subscribed and received are called by the loop, one at a time.
+
+func (b *Bus) lost(cause string, err error) {
+	if rediscall.Classify(err) == rediscall.Denied {
+		b.problem(err)
+	}
+	b.setLive(false)
+	b.gap(cause)
+}
+
+func (b *Bus) subscribed() {
+	b.in = newInbox()
+	b.gap(CauseSubscribed)
+	b.setLive(true)
+}
+
+func (b *Bus) setLive(live bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.live.Swap(live) != live {
+		b.health.Since = time.Now()
+	}
+}
+
+// gap tells all handlers.
+func (b *Bus) gap(cause string) {
+	b.mu.Lock()
+	b.health.Gaps[cause]++
+	handlers := b.handlers
+	b.mu.Unlock()
+	for _, h := range handlers {
+		if h.Gap != nil {
+			h.Gap(cause)
+		}
+	}
+}
+
+func (b *Bus) received(channel, payload string) {
+	m, err := parseMessage(payload)
+	switch {
+	case errors.Is(err, errNewerMessage):
+		b.gap(CauseNewer)
+		return
+	case err != nil:
+		b.mu.Lock()
+		b.health.Strange++
+		b.mu.Unlock()
+		return
+	case m.from == b.id:
+		if m.kind == beatMessage && channel == b.own {
+			b.heardBeat(m.number)
+		}
+		return
+	case channel != b.channel:
+		return
+	}
+	now := time.Now()
+	switch m.kind {
+	case keysMessage:
+		b.mu.Lock()
+		b.health.Received++
+		b.mu.Unlock()
+		if h := b.handler(m.name); h.Keys != nil {
+			h.Keys(m.keys)
+		}
+		if !b.in.came(&m, now) {
+			b.in = newInbox()
+			b.gap(CauseOverflow)
+		}
+	case lastMessage:
+		if b.in.lacks(&m, now) {
+			b.gap(CauseHole)
+		}
+	}
+}
+
+func (b *Bus) heardBeat(number uint64) {
+	b.loop.Beat()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.health.LastBeat = time.Now()
+	if number == b.beats {
+		b.health.Lag = time.Since(b.sent)
+	}
+}
