@@ -52,7 +52,8 @@ func (e estimate) aged(now int64) estimate {
 // given times of ours. What it says is combined with what is known; if they contradict, a clock was set or the server is
 // another one, and the newer word counts.
 func (c *clock) observe(server, sent, received int64) {
-	seen := estimate{at: received, lower: server*1000 - received, upper: (server+1)*1000 - sent}
+	// The server may have answered at once, and the clocks gone apart while its word was on the way.
+	seen := estimate{at: received, lower: server*1000 - received, upper: (server+1)*1000 - sent + (received-sent)/drift + 1}
 	known := c.server.Load()
 	if known != nil {
 		old := known.aged(received)

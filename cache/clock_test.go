@@ -147,7 +147,7 @@ func clockDurations(most ...time.Duration) *rapid.Generator[time.Duration] {
 }
 
 var (
-	clockDelays = clockDurations(time.Microsecond, 200*time.Microsecond, 5*time.Millisecond)
+	clockDelays = clockDurations(time.Microsecond, 200*time.Microsecond, 250*time.Millisecond)
 	clockPauses = clockDurations(time.Millisecond, time.Minute, 24*time.Hour)
 	clockTrips  = rapid.SliceOfN(rapid.Custom(func(t *rapid.T) clockTrip {
 		return clockTrip{clockDelays.Draw(t, "there"), clockDelays.Draw(t, "back"), clockPauses.Draw(t, "pause")}

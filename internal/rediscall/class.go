@@ -48,15 +48,21 @@ var errBudget = errors.New("no answer from Redis within the budget")
 // errAbandoned is the cause of a call that was not sent, because too many are still stuck.
 var errAbandoned = errors.New("too many calls to Redis are stuck: not sent")
 
+// errNoReply is the error of a command that came back without one, and without a reply.
+var errNoReply = errors.New("no reply from Redis")
+
 // Classify tells the class of an error that go-redis or a Runner returned.
 func Classify(err error) Class {
 	var reply redis.Error
+	var dial *net.OpError
 	switch {
 	case err == nil:
 		return OK
 	case errors.Is(err, redis.Nil):
 		return Nil
 	case errors.Is(err, errBudget), errors.Is(err, errAbandoned):
+		return Timeout
+	case errors.As(err, &dial) && dial.Op == "dial" && dial.Timeout(): // which calls itself a context's deadline, too
 		return Timeout
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return Caller
@@ -91,7 +97,7 @@ func classifyReply(err error) Class {
 		return ClusterDown
 	case redis.IsMasterDownError(err), redis.IsNoReplicasError(err):
 		return MasterDown
-	case redis.HasErrorPrefix(err, "BUSY"):
+	case redis.HasErrorPrefix(err, "BUSY "):
 		return Busy
 	case redis.IsMaxClientsError(err):
 		return MaxClients
@@ -101,7 +107,8 @@ func classifyReply(err error) Class {
 		return OOM
 	case redis.HasErrorPrefix(err, "WRONGTYPE"):
 		return WrongType
-	case redis.IsPermissionError(err), redis.IsAuthError(err):
+	case redis.IsPermissionError(err), redis.IsAuthError(err),
+		redis.HasErrorPrefix(err, "The user executing the script can't"): // how Redis 7.0 says NOPERM inside of one
 		return Denied
 	}
 	return Reply

@@ -49,16 +49,19 @@ var failures = []failure{
 	{"NOPERM for a command", rediscall.Denied, shared, denied("-get", "get", "allowed")},
 	{"NOPERM for a key", rediscall.Denied, shared, denied("+get", "get", "forbidden")},
 	{"NOPERM for a script", rediscall.Denied, shared, denied("-evalsha", "evalsha", "x", "0")},
+	{"no right to a command in a script", rediscall.Denied, shared, deniedInScript},
 	{"NOAUTH", rediscall.Denied, alone, noAuth},
 	{"WRONGPASS", rediscall.Denied, shared, with(func(o *redis.Options) { o.Username, o.Password = "nobody", "x" })},
 	{"LOADING", rediscall.Loading, alone, loading},
 	{"BUSY", rediscall.Busy, shared, set("busy-reply-threshold", "1", busy)},
+	{"BUSYGROUP", rediscall.Reply, shared, said("BUSYGROUP Consumer Group name already exists")},
 	{"a server that is away", rediscall.Transport, alone, stopped},
 	{"a connection that is cut", rediscall.Transport, shared, cut},
 	{"a connection that is refused", rediscall.Transport, shared, reset},
 	{"a full server", rediscall.Transport, alone, full}, // go-redis drops the reply, which comes before the handshake
 	{"a budget", rediscall.Timeout, shared, held(short, ample)},
 	{"a read time-out", rediscall.Timeout, shared, held(ample, short)},
+	{"a dial time-out", rediscall.Timeout, shared, dialTimeout},
 	{"a full pool", rediscall.Pool, shared, fullPool},
 	{"a closed client", rediscall.Closed, shared, closedClient},
 	{"a closed runner", rediscall.Closed, shared, closedRunner},
@@ -183,6 +186,19 @@ func denied(rule string, args ...any) func(*testing.T, *redistest.Server) error 
 		rdb := s.Client(t, func(o *redis.Options) { o.Username, o.Password = user, password })
 		return outcome(newRunner(t, rdb, ample), rediscall.NewCommand(background, args...))
 	}
+}
+
+func deniedInScript(t *testing.T, s *redistest.Server) error {
+	source := "return redis.call('GET', 'forbidden')"
+	return denied("+get", "eval", source, 1, "allowed")(t, s)
+}
+
+func dialTimeout(t *testing.T, s *redistest.Server) error {
+	conn, err := (&net.Dialer{Timeout: time.Nanosecond}).Dial("tcp", s.Addr())
+	if err == nil {
+		conn.Close()
+	}
+	return err
 }
 
 func noAuth(t *testing.T, s *redistest.Server) error {

@@ -1,6 +1,7 @@
 package rediscall
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"sync/atomic"
@@ -40,6 +41,9 @@ func NewRunner(rdb redis.UniversalClient, budget time.Duration) *Runner {
 func (r *Runner) Do(ctx context.Context, cmds ...*Command) error {
 	if err := ctx.Err(); err != nil {
 		return err
+	}
+	if len(cmds) == 0 {
+		return nil
 	}
 	if r.abandoned.Load() >= maxAbandoned {
 		return errAbandoned
@@ -151,7 +155,13 @@ func (r *Runner) trip(ctx context.Context, cmds []*Command) error {
 		// A queued command is not sent yet: Process on a pipeline never fails.
 		_ = pipe.Process(ctx, c)
 	}
-	_, _ = pipe.Exec(ctx)
+	_, err := pipe.Exec(ctx)
+	for _, c := range cmds {
+		// Where Redis refused the connection itself, at its handshake, go-redis leaves the commands without any answer.
+		if c.Err() == nil && c.Val() == nil {
+			c.SetErr(cmp.Or(err, errNoReply))
+		}
+	}
 	for _, c := range cmds {
 		if onlyTransport(c.Err()) == nil {
 			return nil
