@@ -37,7 +37,7 @@ func (e *ConfigError) Error() string {
 	return fmt.Sprintf("cache: %s is %v: %s", e.Field, e.Value, e.Remedy)
 }
 
-// PanicError says that a loader, codec or hook panicked, or ended its goroutine by runtime.Goexit. All who waited for it get
+// PanicError says that a loader or codec panicked, or ended its goroutine by runtime.Goexit. All who waited for it get
 // the same one.
 type PanicError struct {
 	Value any    // what was passed to panic
