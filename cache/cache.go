@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-nearside/nearside/internal/codec"
+	"github.com/go-nearside/nearside/invalidation"
 )
 
 // Cache is a typed cache in two tiers before one loader.
@@ -22,6 +23,7 @@ type Cache[K comparable, V any] struct {
 	local       *localTier[K, V] // nil if it is off
 	redis       *redisTier
 	flights     *flights[K, V]
+	alarms      alarms
 	unconfirmed *unconfirmed
 	stats       counters
 	warned      atomic.Int64 // when the codec's failure was last logged
@@ -57,7 +59,10 @@ func New[K comparable, V any](client *Client, name string, loader Loader[K, V], 
 	if c.codec = c.hooks.Codec; c.codec == nil {
 		c.codec = codec.Default[V]()
 	}
-	c.redis = &redisTier{client: client, schema: policy.Schema, leaseTTL: policy.LeaseTTL, stats: &c.stats}
+	c.redis = &redisTier{
+		client: client, name: name, prefix: len(c.keys.prefix), schema: policy.Schema, leaseTTL: policy.LeaseTTL,
+		waits: policy.LeaseWait != Off, stats: &c.stats,
+	}
 	c.unconfirmed = &unconfirmed{
 		clock: client.clock,
 		keep:  max(policy.TTL, policy.NegativeTTL) + policy.LoadTimeout + client.config.WriteBudget,
@@ -75,6 +80,24 @@ func New[K comparable, V any](client *Client, name string, loader Loader[K, V], 
 }
 
 const maxNameBytes = 200
+
+// listener takes in what the bus says of this cache's keys.
+func (c *Cache[K, V]) listener() invalidation.Handler {
+	return invalidation.Handler{
+		Keys: func(encoded []string) {
+			for _, key := range encoded {
+				c.client.stamps.move(c.keys.hashEncoded(key))
+				c.alarms.ring(key)
+			}
+			c.stats.told.Add(uint64(len(encoded)))
+		},
+		Wake: func(encoded []string) {
+			for _, key := range encoded {
+				c.alarms.ring(key)
+			}
+		},
+	}
+}
 
 // close ends the local tier, after all else has ended.
 func (c *Cache[K, V]) close() {

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"reflect"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/go-nearside/nearside/internal/group"
 	"github.com/go-nearside/nearside/internal/rediscall"
+	"github.com/go-nearside/nearside/invalidation"
 )
 
 // Config configures a Client. Its zero value works.
@@ -28,6 +30,14 @@ type Config struct {
 	// WriteBudget bounds each wait for a fill or a delete. Default: 250 ms.
 	WriteBudget time.Duration
 
+	// Heartbeat is how often the bus checks that this process hears what others invalidate; after three without an echo all that
+	// the local tiers hold is void. Default: 500 ms. At least 10 ms. Off: there is no bus, and other processes serve from their
+	// local tiers what this one invalidated, for LocalTTL at most.
+	Heartbeat time.Duration
+
+	// DegradedTTL is how long the local tier keeps an entry that was put there while the bus did not hear. Default: 5 s.
+	DegradedTTL time.Duration
+
 	// Logger gets warnings of what a person has to mend: a Redis client that reads from replicas, a codec that fails. What
 	// passes, such as a Redis that is away, is counted in Stats and not logged. Default: slog.Default().
 	Logger *slog.Logger
@@ -41,6 +51,7 @@ type Client struct {
 	read, write *rediscall.Runner
 	errors      [rediscall.NumClasses]atomic.Uint64
 
+	bus    *invalidation.Bus // nil if it is off
 	clock  *clock
 	stamps *stamps
 	epoch  atomic.Uint64 // the generation of everything local
@@ -53,13 +64,16 @@ type Client struct {
 	ticking group.Group   // the clock
 
 	mu       sync.Mutex
-	caches   map[string]closer // guarded by mu
+	caches   map[string]member // guarded by mu
 	closeErr error             // guarded by mu
 	ended    chan struct{}     // closed when Close has ended
 }
 
-// closer is a cache without its types.
-type closer interface{ close() }
+// member is a cache without its types.
+type member interface {
+	listener() invalidation.Handler
+	close()
+}
 
 // Open makes a Client on a Redis client, which stays the caller's: it is not changed, and not closed. Open does not wait for
 // Redis, and does not fail because Redis is away. Any redis.UniversalClient will do but a Ring, which gives no promise about
@@ -85,6 +99,12 @@ func Open(rdb redis.UniversalClient, config Config) (*Client, error) {
 	if err := fillDuration("Config.WriteBudget", &config.WriteBudget, 250*time.Millisecond, budget); err != nil {
 		return nil, err
 	}
+	if err := fillDuration("Config.Heartbeat", &config.Heartbeat, 500*time.Millisecond, duration{min: 10 * time.Millisecond, max: time.Minute, off: true}); err != nil {
+		return nil, err
+	}
+	if err := fillDuration("Config.DegradedTTL", &config.DegradedTTL, 5*time.Second, duration{min: minTTL, max: maxTTL}); err != nil {
+		return nil, err
+	}
 	c := &Client{
 		config:  config,
 		log:     config.Logger,
@@ -94,7 +114,23 @@ func Open(rdb redis.UniversalClient, config Config) (*Client, error) {
 		stamps:  new(stamps),
 		closing: make(chan struct{}),
 		ended:   make(chan struct{}),
-		caches:  make(map[string]closer),
+		caches:  make(map[string]member),
+	}
+	if config.Heartbeat != Off {
+		var err error
+		c.bus, err = invalidation.Open(rdb, invalidation.Config{
+			Namespace: config.Namespace, Heartbeat: config.Heartbeat, Budget: config.WriteBudget, Logger: config.Logger,
+			ServerTime: func(server, sent, answered time.Time) {
+				c.clock.observe(server.UnixMicro(), c.clock.at(sent), c.clock.at(answered))
+			},
+		})
+		if err != nil {
+			return nil, err
+		}
+		// No cache has this name.
+		if _, err := c.bus.Subscribe("", invalidation.Handler{Gap: func(string) { c.epoch.Add(1) }}); err != nil {
+			return nil, err
+		}
 	}
 	c.ticking.Go(func() { c.clock.run(c.closing) })
 	c.work.Go(func() { c.look(rdb) })
@@ -103,6 +139,13 @@ func Open(rdb redis.UniversalClient, config Config) (*Client, error) {
 
 // Config returns the configuration with its defaults filled in.
 func (c *Client) Config() Config { return c.config }
+
+// Bus returns the bus that tells this process what others invalidate, nil if it is off. It can carry near data of your own too;
+// it ends with the client.
+func (c *Client) Bus() *invalidation.Bus { return c.bus }
+
+// deaf tells whether there is a bus that does not hear now.
+func (c *Client) deaf() bool { return c.bus != nil && !c.bus.Live() }
 
 // look warns of settings of the Redis client that break promises, and learns the server's time.
 func (c *Client) look(rdb redis.UniversalClient) {
@@ -137,7 +180,7 @@ func (c *Client) weather(err error) {
 }
 
 // register enters a cache under its name.
-func (c *Client) register(name string, cache closer) error {
+func (c *Client) register(name string, cache member) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed.Load() {
@@ -145,6 +188,11 @@ func (c *Client) register(name string, cache closer) error {
 	}
 	if _, taken := c.caches[name]; taken {
 		return &ConfigError{"the name", fmt.Sprintf("%q, which another cache of this client has", name), "give each cache its own name"}
+	}
+	if c.bus != nil {
+		if _, err := c.bus.Subscribe(name, cache.listener()); err != nil {
+			return err
+		}
 	}
 	c.caches[name] = cache
 	return nil
@@ -179,8 +227,11 @@ func (c *Client) end() {
 	c.ticking.Close(closeGrace)
 	flights := c.work.Close(time.Until(deadline) + 2*(c.config.ReadBudget+c.config.WriteBudget))
 	flights += c.deletes.Close(c.config.WriteBudget + 100*time.Millisecond)
+	bus := make(chan error, 1)
+	go func() { bus <- c.closeBus() }()
 	loaders := c.loaders.Close(time.Until(deadline))
 	calls := c.read.Close(time.Until(deadline)) + c.write.Close(time.Until(deadline))
+	busErr := <-bus
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, cache := range c.caches {
@@ -189,4 +240,12 @@ func (c *Client) end() {
 	if flights+loaders+calls > 0 {
 		c.closeErr = fmt.Errorf("cache: close: still running: %d flights or writes, %d loaders, %d calls to Redis", flights, loaders, calls)
 	}
+	c.closeErr = errors.Join(c.closeErr, busErr)
+}
+
+func (c *Client) closeBus() error {
+	if c.bus == nil {
+		return nil
+	}
+	return c.bus.Close()
 }

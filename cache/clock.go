@@ -34,6 +34,9 @@ func (c *clock) run(stop <-chan struct{}) {
 // now is the exact time.
 func (c *clock) now() int64 { return int64(time.Since(c.start)) }
 
+// at is a time on this clock.
+func (c *clock) at(t time.Time) int64 { return int64(t.Sub(c.start)) }
+
 // estimate is what is known of the server's clock: at our time at, what the server's clock shows less ours lies between lower
 // and upper. All in nanoseconds.
 type estimate struct {

@@ -58,9 +58,13 @@ func TestCommandsPerGet(t *testing.T) {
 	expect("a miss on a server that lost the scripts", 5, map[string]int{"get": 1, "evalsha": 2, "eval": 2}, get(2))
 }
 
-// open opens a client that the end of the test closes, and waits until it has looked at Redis.
+// open opens a client that the end of the test closes, and waits until it has looked at Redis. It has no bus, unless config says
+// how often it beats.
 func open(t *testing.T, rdb redis.UniversalClient, config cache.Config) *cache.Client {
 	t.Helper()
+	if config.Heartbeat == 0 {
+		config.Heartbeat = cache.Off
+	}
 	client, err := cache.Open(rdb, config)
 	if err != nil {
 		t.Fatal(err)

@@ -24,6 +24,10 @@ var (
 	// ErrUnconfirmed says that Redis did not confirm a delete. The old value may still stand there, and other processes may
 	// serve it until its TTL ends; this process does not. Nothing is retried: call Invalidate again, or accept the delay.
 	ErrUnconfirmed = errors.New("cache: delete not confirmed by Redis")
+
+	// ErrUnpublished says that Redis did what it was asked, and refused to tell the other processes, as a rule because its user
+	// may not publish on the channels of the bus. They may serve what they have for LocalTTL at most.
+	ErrUnpublished = errors.New("cache: the other processes were not told")
 )
 
 // ConfigError says which field of a configuration cannot be used, and what to give instead.

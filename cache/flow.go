@@ -15,6 +15,7 @@ type attempt[K comparable, V any] struct {
 	reading reading
 	reject  string // the digest of bytes in Redis that cannot be used
 	why     Why    // why the loader will be called
+	alarm   alarm  // rings when it is worth to look at Redis again
 }
 
 // run takes flights, none of which the local tier holds, through Redis and the loader.
@@ -64,6 +65,9 @@ func (c *Cache[K, V]) ask(ctx context.Context, asked []*attempt[K, V]) (rest []*
 		switch {
 		case c.landFound(a, r):
 		case a.reading.state == stateMiss:
+			c.stats.misses.Add(1)
+			misses = append(misses, a)
+		case c.redis.wantsWaking(a.reading):
 			misses = append(misses, a)
 		default:
 			rest = append(rest, a)
@@ -72,7 +76,6 @@ func (c *Cache[K, V]) ask(ctx context.Context, asked []*attempt[K, V]) (rest []*
 	if len(misses) == 0 {
 		return rest
 	}
-	c.stats.misses.Add(uint64(len(misses)))
 	rejects := make([]string, len(misses))
 	for i, a := range misses {
 		rejects[i] = a.reject
@@ -149,7 +152,11 @@ func (c *Cache[K, V]) landFrame(a *attempt[K, V]) bool {
 // keep puts an entry into the local tier for at most ttl from now on, unless an invalidation came in between.
 func (c *Cache[K, V]) keep(f *flight[K, V], e *entry[K, V], stamp uint32, now int64, ttl time.Duration, size int) {
 	// The coarse clock lags by a tick: an entry ends early by that much, so that it never outlives Redis'.
-	if ttl = min(ttl, c.policy.LocalTTL) - tick; c.local == nil || ttl <= 0 {
+	ttl = min(ttl, c.policy.LocalTTL)
+	if c.client.deaf() {
+		ttl = min(ttl, c.client.config.DegradedTTL)
+	}
+	if ttl -= tick; c.local == nil || ttl <= 0 {
 		return
 	}
 	if stamp != c.client.stamps.now(f.hash) || f.epoch != c.client.epoch.Load() {
@@ -164,8 +171,9 @@ func (c *Cache[K, V]) keep(f *flight[K, V], e *entry[K, V], stamp uint32, now in
 	}
 }
 
-// A waiter for another process' load looks again after a tenth of the time it has waited, inside these bounds: it learns of
-// the value at most a tenth late, and the number of looks grows with the logarithm of the wait.
+// A waiter for another process' load is woken by the bus. Since what the bus says can be lost, it looks again by itself after a
+// tenth of the time it has waited, inside these bounds: it learns of the value at most a tenth late, and the number of looks
+// grows with the logarithm of the wait.
 const (
 	minPoll = 2 * time.Millisecond
 	maxPoll = 100 * time.Millisecond
@@ -174,46 +182,52 @@ const (
 // await waits for the values that other processes are loading. Keys whose lease ends without a value are loaded here, under
 // their next lease. What is left when LeaseWait ends is loaded here without a lease, and not filled.
 func (c *Cache[K, V]) await(l *load, waiting []*attempt[K, V], loader Loader[K, V]) {
+	bell := make(chan struct{}, 1)
+	for _, a := range waiting {
+		a.alarm.bell = bell
+		defer c.alarms.set(c.redis.encoded(a.physical), &a.alarm)()
+	}
 	began := time.Now()
-	for {
-		waited := time.Since(began)
-		left := c.policy.LeaseWait - waited
-		if left <= 0 {
-			break
-		}
-		timer := time.NewTimer(min(left, max(minPoll, min(maxPoll, waited/10))))
+	timeout := time.NewTimer(c.policy.LeaseWait)
+	defer timeout.Stop()
+	poll := time.NewTimer(minPoll)
+	defer poll.Stop()
+	for len(waiting) > 0 {
+		var look, still, toLoad []*attempt[K, V]
 		select {
-		case <-timer.C:
+		case <-bell:
+			for _, a := range waiting {
+				if a.alarm.rung.Swap(false) {
+					look = append(look, a)
+				} else {
+					still = append(still, a)
+				}
+			}
+		case <-poll.C:
+			look = waiting
+			poll.Reset(max(minPoll, min(maxPoll, time.Since(began)/10)))
+		case <-timeout.C:
+			c.stats.leaseTimeouts.Add(uint64(len(waiting)))
+			c.load(l, waiting, loader)
+			return
 		case <-l.ctx.Done():
-			timer.Stop()
 			c.failAll(flightsOf(waiting), l.ctx.Err())
 			return
 		case <-c.client.closing:
-			timer.Stop()
 			c.failAll(flightsOf(waiting), ErrClosed)
 			return
 		}
-		var still, toLoad []*attempt[K, V]
-		for _, a := range c.ask(l.ctx, waiting) {
+		for _, a := range c.ask(l.ctx, look) {
 			if a.reading.state == stateLeased {
 				still = append(still, a)
 			} else {
 				toLoad = append(toLoad, a)
 			}
 		}
-		if len(still) == 0 {
-			if len(toLoad) > 0 {
-				c.load(l, toLoad, loader)
-			}
-			return
-		}
-		if len(toLoad) > 0 {
+		if waiting = still; len(toLoad) > 0 {
 			c.start(flightsOf(toLoad), func() { c.load(l, toLoad, loader) })
 		}
-		waiting = still
 	}
-	c.stats.leaseTimeouts.Add(uint64(len(waiting)))
-	c.load(l, waiting, loader)
 }
 
 // fill is a loaded value, or the absence of one, on its way into the tiers.
@@ -317,10 +331,10 @@ func (c *Cache[K, V]) fill(ctx context.Context, fills []fill[K, V]) {
 		frames[i], ttls[i] = f.frame, f.ttl
 	}
 	now := c.client.clock.now() // before Redis counts the TTL
-	written := c.redis.fill(context.WithoutCancel(ctx), frames, ttls)
+	refused := c.redis.fill(context.WithoutCancel(ctx), frames, ttls, toWake)
 	var left []heldLease // stand until their end, if the fill was lost
 	for i, f := range fills {
-		if written[i] {
+		if refused[i] == nil {
 			c.keep(f.flight, f.entry, f.flight.stamp, now, f.ttl, len(f.frame.payload))
 		} else {
 			left = append(left, heldLease{f.frame.key, f.frame.lease})

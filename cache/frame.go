@@ -45,8 +45,11 @@ const (
 	kindLease    byte = 'l' // nothing yet: somebody is loading
 )
 
-// flagNil marks a nil []byte, which has the same payload as an empty one.
-const flagNil byte = 1
+// The flags of a frame.
+const (
+	flagNil     byte = 1 // of a value: a nil []byte, which has the same payload as an empty one
+	flagAwaited byte = 2 // of a lease: somebody wants to be woken when it ends
+)
 
 // token names one attempt to fill one key. It is random, so two attempts are never taken for one another. Its first bit says
 // whether the attempt is a writer's: nobody waits for a write, which may take as long as a transaction does.
@@ -103,16 +106,23 @@ func parseFrame(raw string) (frame, error) {
 	if headerBytes+keyLen+bodyLen != int64(len(raw)) {
 		return frame{}, errNotAFrame
 	}
-	if f.flags&^flagNil != 0 || f.flags == flagNil && bodyLen > 0 {
-		return frame{}, errNotAFrame
-	}
+	var possible byte // flags
 	switch f.kind {
 	case kindValue:
+		if bodyLen == 0 {
+			possible = flagNil
+		}
 	case kindNegative, kindLease:
 		if bodyLen != 0 {
 			return frame{}, errNotAFrame
 		}
+		if f.kind == kindLease {
+			possible = flagAwaited
+		}
 	default:
+		return frame{}, errNotAFrame
+	}
+	if f.flags&^possible != 0 {
 		return frame{}, errNotAFrame
 	}
 	f.key, f.payload = raw[headerBytes:headerBytes+keyLen], raw[headerBytes+keyLen:]

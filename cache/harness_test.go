@@ -86,11 +86,14 @@ func (w *world) instance(t testing.TB, change ...func(*setup)) *instance {
 	return i
 }
 
-// openInstance makes an instance on a Redis client. The caller closes it.
+// openInstance makes an instance on a Redis client. The caller closes it. It has no bus, unless its setup says how often it beats.
 func openInstance(t testing.TB, rdb *redis.Client, s setup) *instance {
 	t.Helper()
 	if s.config.Logger == nil {
 		s.config.Logger = slog.New(slog.DiscardHandler)
+	}
+	if s.config.Heartbeat == 0 {
+		s.config.Heartbeat = cache.Off
 	}
 	i := &instance{rdb: rdb}
 	var universal redis.UniversalClient = rdb

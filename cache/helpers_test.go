@@ -19,7 +19,7 @@ const casePatience = 15 * time.Second
 // caseBudget is for tests that are not about a slow Redis: a busy machine must not look like one.
 const caseBudget = 4 * time.Second
 
-// caseInstance is a client of its own, as another process would have it.
+// caseInstance is a client of its own, as another process would have it, without a bus.
 type caseInstance struct {
 	*cache.Client
 	server *redistest.Server
@@ -43,7 +43,7 @@ func caseOpenOn(t testing.TB, server *redistest.Server, namespace string) *caseI
 	rdb := server.Client(t)
 	var err error
 	in.Client, err = cache.Open(rdb, cache.Config{
-		Namespace: namespace, ReadBudget: caseBudget, WriteBudget: caseBudget, Logger: slog.New(slog.DiscardHandler),
+		Namespace: namespace, ReadBudget: caseBudget, WriteBudget: caseBudget, Heartbeat: cache.Off, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -72,6 +72,9 @@ func (k *keys[K]) hash(key K) (uint64, bool) {
 
 var keyBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 128); return &b }}
 
+// hashEncoded returns the hash of a key from its encoded form.
+func (k *keys[K]) hashEncoded(encoded string) uint64 { return k.mix(xxhash.Sum64String(encoded)) }
+
 // mix spreads a sum so that the keys of two caches, and the bits of one hash, have nothing in common.
 func (k *keys[K]) mix(sum uint64) uint64 {
 	h := (sum ^ k.seed) * 0x9e3779b97f4a7c15

@@ -91,8 +91,12 @@ func (r *redisTier) leaseTrip(ctx context.Context, mode leaseMode, pending []pen
 func (r *redisTier) leaseCommand(ctx context.Context, mode leaseMode, physical, reject string, t, earlier token) *rediscall.Command {
 	f := frame{kind: kindLease, schema: r.schema, key: physical}
 	raw := f.appendTo(make([]byte, 0, headerBytes+len(physical)))
+	flags := byte(0)
+	if r.waits && r.client.bus != nil {
+		flags = flagAwaited
+	}
 	return leaseScript.Command(ctx, physical, t[:], earlier[:], millis(r.leaseTTL), int(r.schema), string(mode),
-		reject, raw[:offLease], raw[offKeyLen:])
+		reject, raw[:offLease], raw[offKeyLen:], []byte{flags})
 }
 
 // abandonLeases gives leases back behind the caller's back.
@@ -105,7 +109,8 @@ func (r *redisTier) abandonLeases(ctx context.Context, held []heldLease) {
 		trips(len(held), func(from, to int) error {
 			commands := make([]*rediscall.Command, 0, to-from)
 			for _, h := range held[from:to] {
-				commands = append(commands, releaseScript.Command(ctx, h.key, h.lease[:]))
+				m := r.message(toWake, h.key)
+				commands = append(commands, releaseScript.Command(ctx, h.key, h.lease[:], m.Channel, m.Payload))
 			}
 			return r.leaseCalls(ctx, commands)
 		})

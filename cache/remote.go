@@ -5,10 +5,12 @@ import (
 	"crypto/sha1"
 	_ "embed"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/go-nearside/nearside/internal/rediscall"
+	"github.com/go-nearside/nearside/invalidation"
 )
 
 //go:embed lua/prelude.lua
@@ -20,6 +22,9 @@ var leaseLua string
 //go:embed lua/fill.lua
 var fillLua string
 
+//go:embed lua/delete.lua
+var deleteLua string
+
 //go:embed lua/renew.lua
 var renewLua string
 
@@ -29,6 +34,7 @@ var releaseLua string
 var (
 	leaseScript   = rediscall.NewScript(preludeLua + leaseLua)
 	fillScript    = rediscall.NewScript(preludeLua + fillLua)
+	deleteScript  = rediscall.NewScript(preludeLua + deleteLua)
 	renewScript   = rediscall.NewScript(preludeLua + renewLua)
 	releaseScript = rediscall.NewScript(preludeLua + releaseLua)
 )
@@ -37,6 +43,9 @@ var (
 // values, loaders or the local tier.
 type redisTier struct {
 	client   *Client
+	name     string // of the cache
+	prefix   int    // how much of a physical key comes before the encoded key
+	waits    bool   // for the leases of others
 	schema   uint16
 	leaseTTL time.Duration
 	stats    *counters
@@ -58,7 +67,7 @@ const (
 // reading is what Redis said of one key.
 type reading struct {
 	state  state
-	frame  frame  // of stateFound
+	frame  frame  // of stateFound, and of stateLeased where it was read
 	raw    string // of stateFound: the frame's bytes
 	at     int64  // of stateGranted: when, on the server's clock
 	lease  token  // of stateGranted
@@ -131,9 +140,14 @@ func (r *redisTier) interpret(raw, physical string) reading {
 		if earliest, _, ok := r.client.clock.serverNow(); ok && earliest > f.leaseExpiry {
 			return reading{state: stateMiss}
 		}
-		return reading{state: stateLeased}
+		return reading{state: stateLeased, frame: f}
 	}
 	return reading{state: stateFound, frame: f, raw: raw}
+}
+
+// wantsWaking tells whether the holder of a lease does not know yet that somebody waits. The script that takes leases tells it.
+func (r *redisTier) wantsWaking(reading reading) bool {
+	return r.waits && r.client.bus != nil && reading.state == stateLeased && reading.frame.flags&flagAwaited == 0
 }
 
 // fresh tells whether a frame is certainly fresh. The server keeps a frame longer than that only while somebody has a lease on
@@ -177,71 +191,154 @@ func (r *redisTier) reply(c *rediscall.Command, sent int64, n int) ([]any, error
 	return reply, nil
 }
 
-// fill writes frames under their leases, as many at once as go in a round trip. It reports for each whether Redis has it; a
-// fill whose outcome is unknown counts as not written.
-func (r *redisTier) fill(ctx context.Context, frames []frame, ttls []time.Duration) []bool {
-	written := make([]bool, len(frames))
-	done := 0
-	trips(len(frames), func(from, to int) error {
-		done = to
-		return r.fillTrip(ctx, frames[from:to], ttls[from:to], written[from:to])
-	})
-	r.stats.fillErrors.Add(uint64(len(frames) - done))
-	return written
+// encoded returns the part of a physical key that the bus carries.
+func (r *redisTier) encoded(physical string) string { return physical[r.prefix:] }
+
+// message makes the message of a command on one key. Without a bus it is empty, and nothing is published.
+func (r *redisTier) message(why publication, physical string) invalidation.Outgoing {
+	switch bus := r.client.bus; {
+	case bus == nil:
+		return invalidation.Outgoing{}
+	case why == toWake:
+		return bus.PrepareWake(r.name, r.encoded(physical))
+	default:
+		return bus.Prepare(r.name, r.encoded(physical))
+	}
 }
 
-func (r *redisTier) fillTrip(ctx context.Context, frames []frame, ttls []time.Duration, written []bool) error {
+// publication says why a script publishes a message.
+type publication string
+
+const (
+	toTell publication = "tell" // the key has changed: always
+	toWake publication = "wake" // a load has ended: only if somebody waits for it
+)
+
+// published counts a message that a script could not publish, and returns the error that says so.
+func (r *redisTier) published(reply []any) error {
+	why, _ := reply[2].(string)
+	if why == "" {
+		return nil
+	}
+	r.client.weather(replyError(why))
+	r.stats.unpublished.Add(1)
+	return fmt.Errorf("%w: %w", ErrUnpublished, replyError(why))
+}
+
+// replyError is an error of Redis that a script caught.
+type replyError string
+
+func (e replyError) Error() string { return string(e) }
+func (replyError) RedisError()     {}
+
+var errLeaseVoid = errors.New("the lease is void")
+
+// fill writes frames under their leases, as many at once as go in a round trip. It returns an error for each that Redis has not,
+// or may not have. One that wraps ErrUnpublished says that Redis has it, and the others do not know.
+func (r *redisTier) fill(ctx context.Context, frames []frame, ttls []time.Duration, why publication) []error {
+	errs := make([]error, len(frames))
+	trips(len(frames), func(from, to int) error {
+		err := r.fillTrip(ctx, frames[from:to], ttls[from:to], why, errs[from:to])
+		if err != nil {
+			r.stats.fillErrors.Add(uint64(len(frames) - from))
+			for i := from; i < len(errs); i++ {
+				errs[i] = err
+			}
+		}
+		return err
+	})
+	return errs
+}
+
+func (r *redisTier) fillTrip(ctx context.Context, frames []frame, ttls []time.Duration, why publication, errs []error) error {
 	commands := make([]*rediscall.Command, len(frames))
+	messages := make([]invalidation.Outgoing, len(frames))
 	for i := range frames {
 		f := &frames[i]
 		f.schema = r.schema
 		raw := f.appendTo(make([]byte, 0, headerBytes+len(f.key)+len(f.payload)))
-		commands[i] = fillScript.Command(ctx, f.key, f.lease[:], raw[:offFresh], millis(ttls[i]), raw[offFill:offLease], raw[offKeyLen:])
+		messages[i] = r.message(why, f.key)
+		commands[i] = fillScript.Command(ctx, f.key, f.lease[:], raw[:offFresh], millis(ttls[i]), raw[offFill:offLease], raw[offKeyLen:],
+			messages[i].Channel, messages[i].Payload, string(why))
 	}
 	sent := r.client.clock.now()
-	if err := r.client.write.Do(ctx, commands...); err != nil {
+	err := r.client.write.Do(ctx, commands...)
+	for _, m := range messages {
+		m.Done()
+	}
+	if err != nil {
 		r.client.weather(err)
-		r.stats.fillErrors.Add(uint64(len(frames)))
 		return err
 	}
 	for i, c := range commands {
 		switch reply, err := r.reply(c, sent, 2); {
 		case err != nil:
 			r.stats.fillErrors.Add(1)
+			errs[i] = err
 		case reply[0].(int64) == 1:
 			r.stats.fills.Add(1)
-			written[i] = true
+			if err := r.published(reply); why == toTell {
+				errs[i] = err
+			}
 		default:
 			r.stats.fillsRefused.Add(1)
+			errs[i] = errLeaseVoid
 		}
 	}
 	return nil
 }
 
-// remove deletes keys, and with them whatever lease stands there, as many at once as go in a round trip. It returns an error
-// per key. After a trip that failed as a whole the rest is not tried: it would fail too, and take a budget each time.
+// remove deletes keys, and with them whatever lease stands there, as many at once as go in a round trip, and tells the others. It
+// returns an error per key; one that wraps ErrUnpublished says that the key is deleted, and the others do not know. After a trip
+// that failed as a whole the rest is not tried: it would fail too, and take a budget each time.
 func (r *redisTier) remove(ctx context.Context, physical []string) []error {
 	errs := make([]error, len(physical))
 	trips(len(physical), func(from, to int) error {
-		commands := make([]*rediscall.Command, 0, to-from)
-		for _, key := range physical[from:to] {
-			commands = append(commands, rediscall.NewCommand(ctx, "unlink", key))
-		}
-		if err := r.client.write.Do(ctx, commands...); err != nil {
-			r.client.weather(err)
+		err := r.removeTrip(ctx, physical[from:to], errs[from:to])
+		if err != nil {
 			for i := from; i < len(errs); i++ {
 				errs[i] = err
 			}
-			return err
 		}
-		for i, c := range commands {
-			if errs[from+i] = c.Err(); c.Err() != nil {
-				r.client.weather(c.Err())
-			}
-		}
-		return nil
+		return err
 	})
 	return errs
+}
+
+func (r *redisTier) removeTrip(ctx context.Context, physical []string, errs []error) error {
+	commands := make([]*rediscall.Command, len(physical))
+	messages := make([]invalidation.Outgoing, len(physical))
+	for i, key := range physical {
+		messages[i] = r.message(toTell, key)
+		if r.client.bus == nil {
+			commands[i] = rediscall.NewCommand(ctx, "unlink", key)
+		} else {
+			commands[i] = deleteScript.Command(ctx, key, messages[i].Channel, messages[i].Payload)
+		}
+	}
+	sent := r.client.clock.now()
+	err := r.client.write.Do(ctx, commands...)
+	for _, m := range messages {
+		m.Done()
+	}
+	if err != nil {
+		r.client.weather(err)
+		return err
+	}
+	for i, c := range commands {
+		if r.client.bus == nil {
+			if errs[i] = c.Err(); c.Err() != nil {
+				r.client.weather(c.Err())
+			}
+			continue
+		}
+		reply, err := r.reply(c, sent, 2)
+		if err == nil {
+			err = r.published(reply)
+		}
+		errs[i] = err
+	}
+	return nil
 }
 
 // millis rounds up to what Redis counts in.

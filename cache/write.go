@@ -46,19 +46,24 @@ func (c *Cache[K, V]) drop(ctx context.Context, targets []target[K]) map[K]error
 		ended = true
 		failed := map[K]error{}
 		var owed []target[K]
+		var settled []target[K]
 		for i, t := range targets {
-			if errs[i] != nil {
-				failed[t.key] = fmt.Errorf("%w: %w", ErrUnconfirmed, errs[i])
+			switch err := errs[i]; {
+			case err == nil:
+				settled = append(settled, t)
+			case errors.Is(err, ErrUnpublished):
+				settled = append(settled, t)
+				failed[t.key] = err
+			default:
 				owed = append(owed, t)
+				failed[t.key] = fmt.Errorf("%w: %w", ErrUnconfirmed, err)
 			}
 		}
 		c.stats.unconfirmed.Add(uint64(len(owed)))
 		c.unconfirmed.owe(sequence, physicalOf(owed)...)
 		c.moveAll(targets)
-		for i, t := range targets {
-			if errs[i] == nil {
-				c.unconfirmed.settle(t.physical, sequence)
-			}
+		for _, t := range settled {
+			c.unconfirmed.settle(t.physical, sequence)
 		}
 		done <- failed
 	})
@@ -139,8 +144,10 @@ func (c *Cache[K, V]) write(ctx context.Context, key K, writer func(context.Cont
 		return value, err
 	}
 	stop()
-	filled = granted && c.fillWritten(ctx, w, enc)
-	return enc.value, nil
+	if granted {
+		filled, err = c.fillWritten(ctx, w, enc)
+	}
+	return enc.value, err
 }
 
 // written is a write that has committed, with what was taken before it began.
@@ -152,8 +159,9 @@ type written[K comparable] struct {
 	began    int64
 }
 
-// fillWritten puts a written value into Redis and then into the local tier. It reports whether Redis has it.
-func (c *Cache[K, V]) fillWritten(ctx context.Context, w written[K], enc encoded[V]) bool {
+// fillWritten puts a written value into Redis and then into the local tier. It reports whether Redis has it; the error says that
+// the others do not know.
+func (c *Cache[K, V]) fillWritten(ctx context.Context, w written[K], enc encoded[V]) (filled bool, err error) {
 	ttl := c.policy.jittered(c.policy.TTL)
 	f := frame{
 		kind: kindValue, flags: enc.flags, loadedAt: w.lease.at, fill: w.lease.lease, lease: w.lease.lease,
@@ -162,8 +170,8 @@ func (c *Cache[K, V]) fillWritten(ctx context.Context, w written[K], enc encoded
 	epoch := c.client.epoch.Load()
 	c.client.stamps.move(w.hash)
 	now := c.client.clock.now()
-	if !c.redis.fill(ctx, []frame{f}, []time.Duration{ttl})[0] {
-		return false
+	if err = c.redis.fill(ctx, []frame{f}, []time.Duration{ttl}, toTell)[0]; err != nil && !errors.Is(err, ErrUnpublished) {
+		return false, nil
 	}
 	// Whoever read Redis before the fill holds an older stamp than this one. If it is not the second after the first, somebody
 	// else wrote or invalidated the key meanwhile: then the value stays out of the local tier.
@@ -173,5 +181,5 @@ func (c *Cache[K, V]) fillWritten(ctx context.Context, w written[K], enc encoded
 		e := &entry[K, V]{value: enc.value, loaded: w.began}
 		c.keep(&flight[K, V]{key: w.key, hash: w.hash, epoch: epoch}, e, after, now, ttl, len(enc.payload))
 	}
-	return true
+	return true, err
 }

@@ -1,12 +1,14 @@
 -- Publishes a message, and names the server that did.
 -- KEYS[1] the channel  ARGV[1] the message
--- Returns the run id of the server, with the epoch of its cluster where there is one, or '' if it may not be asked.
+-- Returns {server, seconds, microseconds}: the server's run id, with the epoch of its cluster where there is one, or '' if it
+-- may not be asked, and its time.
 redis.call('PUBLISH', KEYS[1], ARGV[1])
+local time = redis.call('TIME')
 local info = redis.pcall('INFO', 'server')
-if type(info) ~= 'string' then return '' end
+if type(info) ~= 'string' then return {'', time[1], time[2]} end
 local server = string.match(info, 'run_id:(%w+)') or ''
 local cluster = redis.pcall('CLUSTER', 'INFO')
 if type(cluster) == 'string' then
   server = server .. '/' .. (string.match(cluster, 'cluster_current_epoch:(%d+)') or '')
 end
-return server
+return {server, time[1], time[2]}

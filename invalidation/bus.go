@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"reflect"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -36,12 +37,18 @@ type Config struct {
 
 	// Logger gets a warning when the bus cannot work as Redis is set up. Default: slog.Default().
 	Logger *slog.Logger
+
+	// ServerTime, if it is given, is told what each heartbeat says of the server's clock, and when the heartbeat was sent and
+	// answered. It must not block.
+	ServerTime func(server, sent, answered time.Time)
 }
 
 // Handler is told what to forget. It must not block. A nil field is not called.
 type Handler struct {
 	// Keys were invalidated by another process.
 	Keys func(keys []string)
+	// Wake says that it is time to look again at keys that somebody waits for. It may be lost without a gap.
+	Wake func(keys []string)
 	// Gap says that anything may have been missed, since the last time that all was heard: forget all, or check it.
 	Gap func(cause string)
 }
@@ -52,6 +59,7 @@ const (
 	CauseHole       = "hole"       // a message of another publisher is missing
 	CauseNewServer  = "new server" // the server behind the commands changed: a failover or a restart
 	CauseNewer      = "newer"      // a message of a newer release, which this one cannot read
+	CauseBroken     = "broken"     // a message that cannot be read
 	CauseOverflow   = "overflow"   // more publishers, or more out of order, than can be followed
 )
 
@@ -88,8 +96,9 @@ type Health struct {
 	LastBeat time.Time
 	Lag      time.Duration
 	Gaps     map[string]uint64 // by cause
+	Failed   uint64            // subscriptions that were given up before they were confirmed
 	Received uint64            // messages of other processes
-	Strange  uint64            // payloads on the channel that are not a message, or a broken one
+	Strange  uint64            // payloads on the channel that are not a message
 	Problem  error             // why the last heartbeat or subscription failed; nil when it did not
 }
 
@@ -155,12 +164,13 @@ func database(rdb redis.UniversalClient) int {
 	return 0
 }
 
-// Close ends the bus: no handler is called after it returned. It is bounded by the budget and a second, and may be called at
-// any time and more than once, but not from a handler.
+// Close ends the bus, and tells the others its last number: no handler is called after it returned. It is bounded by the budget
+// and a second, and may be called at any time and more than once, but not from a handler.
 func (b *Bus) Close() error {
 	b.closing.Do(func() { close(b.stop) })
-	left := b.loop.Close(time.Second) + b.work.Close(b.config.Budget+time.Second)
-	left += b.calls.Close(time.Second)
+	deadline := time.Now().Add(b.config.Budget + time.Second)
+	left := b.work.Close(time.Until(deadline))
+	left += b.loop.Close(time.Until(deadline)) + b.calls.Close(time.Until(deadline))
 	b.live.Store(false)
 	if left > 0 {
 		return fmt.Errorf("invalidation: close: %d calls to Redis still hang", left)
@@ -234,18 +244,27 @@ func (b *Bus) Publish(ctx context.Context, name string, keys ...string) error {
 // Outgoing is a message for somebody else to publish, in a script that changes what it speaks of.
 type Outgoing struct {
 	Channel, Payload string
-	bus              *Bus
-	number           uint64
+	done             func()
 }
 
 // Prepare numbers a message. Done must be called when it was published, or will not be.
 func (b *Bus) Prepare(name string, keys ...string) Outgoing {
 	m := message{kind: keysMessage, from: b.id, number: b.out.next(), name: name, keys: keys}
-	return Outgoing{Channel: b.channel, Payload: string(m.append(nil)), bus: b, number: m.number}
+	return Outgoing{b.channel, string(m.append(nil)), func() { b.out.done(m.number) }}
+}
+
+// PrepareWake makes a message for Handler.Wake. It has no number: it may be published or not, and nobody finds out.
+func (b *Bus) PrepareWake(name string, keys ...string) Outgoing {
+	m := message{kind: wakeMessage, from: b.id, name: name, keys: keys}
+	return Outgoing{Channel: b.channel, Payload: string(m.append(nil))}
 }
 
 // Done says that the message was published or will not be. If it was lost, the others find out.
-func (o Outgoing) Done() { o.bus.out.done(o.number) }
+func (o Outgoing) Done() {
+	if o.done != nil {
+		o.done()
+	}
+}
 
 // beat sends the heartbeat, and tells the others of the last number.
 func (b *Bus) beat() {
@@ -254,15 +273,22 @@ func (b *Bus) beat() {
 	for {
 		b.sendBeat()
 		if last, first, ok := b.out.tell(); ok {
-			m := message{kind: lastMessage, from: b.id, number: last, first: first}
-			_, _ = b.send(b.channel, m)
+			b.sendLast(last, first)
 		}
 		select {
 		case <-ticker.C:
 		case <-b.stop:
+			if last, first, ok := b.out.tellAll(); ok {
+				b.sendLast(last, first)
+			}
 			return
 		}
 	}
+}
+
+// sendLast tells the others the last number of this bus, and the first since it was silent. If that fails, the next may not.
+func (b *Bus) sendLast(last, first uint64) {
+	_, _ = b.send(b.channel, message{kind: lastMessage, from: b.id, number: last, first: first})
 }
 
 // sendBeat publishes a heartbeat by the way that commands go. Its reply names the server.
@@ -289,11 +315,20 @@ func (b *Bus) sendBeat() {
 func (b *Bus) send(channel string, m message) (server string, err error) {
 	ctx := context.Background()
 	c := beatScript.Command(ctx, channel, m.append(nil))
+	sent := time.Now()
 	if err := b.calls.Do(ctx, c); err != nil {
 		return "", err
 	}
-	server, err = c.Text()
-	return server, err
+	reply, err := c.StringSlice()
+	if err != nil || len(reply) != 3 {
+		return "", err
+	}
+	seconds, err1 := strconv.ParseInt(reply[1], 10, 64)
+	micros, err2 := strconv.ParseInt(reply[2], 10, 64)
+	if err1 == nil && err2 == nil && b.config.ServerTime != nil {
+		b.config.ServerTime(time.Unix(seconds, micros*1000), sent, time.Now())
+	}
+	return reply[0], nil
 }
 
 // problem notes why the bus cannot work, and logs what only a person can mend.
@@ -317,8 +352,14 @@ func (b *Bus) lost(cause string, err error) {
 	if rediscall.Classify(err) == rediscall.Denied {
 		b.problem(err)
 	}
-	b.setLive(false)
-	b.gap(cause)
+	if b.setLive(false) {
+		b.gap(cause)
+		return
+	}
+	// What came since the last gap was not heard, and nobody was told that it would be.
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.health.Failed++
 }
 
 func (b *Bus) subscribed() {
@@ -327,12 +368,14 @@ func (b *Bus) subscribed() {
 	b.setLive(true)
 }
 
-func (b *Bus) setLive(live bool) {
+func (b *Bus) setLive(live bool) (changed bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.live.Swap(live) != live {
-		b.health.Since = time.Now()
+	if b.live.Swap(live) == live {
+		return false
 	}
+	b.health.Since = time.Now()
+	return true
 }
 
 // gap tells all handlers.
@@ -354,10 +397,18 @@ func (b *Bus) received(channel, payload string) {
 	case errors.Is(err, errNewerMessage):
 		b.gap(CauseNewer)
 		return
+	case errors.Is(err, errBrokenMessage):
+		b.gap(CauseBroken)
+		return
 	case err != nil:
 		b.mu.Lock()
 		b.health.Strange++
 		b.mu.Unlock()
+		return
+	case m.kind == wakeMessage: // also one's own: who waits may be another goroutine of this process
+		if h := b.handler(m.name); h.Wake != nil {
+			h.Wake(m.keys)
+		}
 		return
 	case m.from == b.id:
 		if m.kind == beatMessage && channel == b.own {

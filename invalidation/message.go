@@ -25,7 +25,7 @@ func (p publisher) String() string { return hex.EncodeToString(p[:]) }
 //	5  8  publisher
 //	13 8  number: of keysMessage its own, of lastMessage the publisher's last one, of beatMessage the beat's
 //	21 8  of lastMessage: the first number that the publisher has told of since it was silent
-//	29    of keysMessage: the name and the keys, each after its length in four bytes
+//	29    of keysMessage and wakeMessage: the name and the keys, each after its length in four bytes
 const (
 	messageMagic  = "\x9fNB"
 	messageFormat = '1'
@@ -35,6 +35,7 @@ const (
 // The kinds of a message.
 const (
 	keysMessage byte = 'k' // keys to forget
+	wakeMessage byte = 'w' // keys that somebody waits for; it has no number, and may be lost
 	lastMessage byte = 'l' // the numbers that a publisher has used
 	beatMessage byte = 'b' // a heartbeat, on the channel of its own bus
 )
@@ -56,7 +57,7 @@ func (m *message) append(dst []byte) []byte {
 	dst = append(dst, m.from[:]...)
 	dst = binary.BigEndian.AppendUint64(dst, m.number)
 	dst = binary.BigEndian.AppendUint64(dst, m.first)
-	if m.kind == keysMessage {
+	if m.kind == keysMessage || m.kind == wakeMessage {
 		dst = appendText(dst, m.name)
 		for _, key := range m.keys {
 			dst = appendText(dst, key)
@@ -97,7 +98,7 @@ func parseMessage(payload string) (message, error) {
 			return message{}, errBrokenMessage
 		}
 		return m, nil
-	case keysMessage:
+	case keysMessage, wakeMessage:
 	default:
 		return message{}, errNewerMessage
 	}

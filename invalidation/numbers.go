@@ -58,6 +58,13 @@ func (o *outbox) tell() (last, first uint64, ok bool) {
 	return o.told, o.first, true
 }
 
+// tellAll is called when the bus ends, and says what was not told yet.
+func (o *outbox) tellAll() (last, first uint64, ok bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.last, o.first, o.last > o.told || o.again
+}
+
 // inbox knows which numbers of the other publishers came. It belongs to the goroutine that receives.
 type inbox struct {
 	from map[publisher]*heard
@@ -106,7 +113,10 @@ func (i *inbox) came(m *message, now time.Time) bool {
 	if h == nil || len(h.above) >= maxAbove {
 		return false
 	}
-	if !h.known || m.number > h.base {
+	switch {
+	case h.known && m.number == h.base+1:
+		h.base++
+	case !h.known || m.number > h.base:
 		h.above[m.number] = struct{}{}
 	}
 	return true

@@ -3,7 +3,7 @@
 -- ARGV     1 token  2 token of an earlier attempt whose outcome is unknown, or zeros  3 lease TTL, ms  4 schema
 --          5 'read' (who misses) or 'write' (who is about to write the source: voids every other lease)
 --          6 sha1 of the bytes that the caller could not use, or ''  7 a lease frame's header up to its token
---          8 the rest of that frame
+--          8 the rest of that frame  9 the flag of a lease that somebody waits for, if who misses will wait, or a 0 byte
 -- Returns  {outcome, time, 1 if something that is not a string was removed, the frame if the outcome is VALUE}
 local GRANTED, VALUE, BUSY, NEWER, WRITING = 1, 2, 3, 4, 5
 local token, earlier, ttl, schema = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -29,7 +29,9 @@ if framed then
   if ARGV[5] == 'read' then
     if fresh then return {VALUE, t, repaired, current} end
     if theirs == schema and read64(current, 89) > t and held ~= earlier then
-      return {string.byte(held, 1) < 128 and BUSY or WRITING, t, repaired}
+      if string.byte(held, 1) >= 128 then return {WRITING, t, repaired} end
+      if string.sub(current, 5, 5) == 'l' and ARGV[9] ~= '\0' then redis.call('SETRANGE', KEYS[1], 5, ARGV[9]) end
+      return {BUSY, t, repaired}
     end
   end
 end

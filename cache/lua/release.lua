@@ -1,13 +1,15 @@
 -- Gives a lease back without a value, so that the next one need not wait for its end.
 -- KEYS[1]  the key
--- ARGV     1 token
+-- ARGV     1 token  2 channel of the bus, or ''  3 a message for those who wait for this lease
 -- Returns  {1 released or 0 lost, time}
 local t = now()
 if not holds(ARGV[1]) then return {0, t} end
+local wake = awaited()
 -- A value that stands past its freshness stood for the lease alone.
 if redis.call('GETRANGE', KEYS[1], 4, 4) == 'l' or read64(redis.call('GETRANGE', KEYS[1], 16, 23), 1) <= t then
   redis.call('UNLINK', KEYS[1])
 else
   redis.call('SETRANGE', KEYS[1], 72, string.rep('\0', 24))
 end
+if wake then publish(ARGV[2], ARGV[3]) end
 return {1, t}
