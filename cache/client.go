@@ -127,10 +127,7 @@ func Open(rdb redis.UniversalClient, config Config) (*Client, error) {
 		if err != nil {
 			return nil, err
 		}
-		// No cache has this name.
-		if _, err := c.bus.Subscribe("", invalidation.Handler{Gap: func(string) { c.epoch.Add(1) }}); err != nil {
-			return nil, err
-		}
+		c.bus.Subscribe("", invalidation.Handler{Gap: func(string) { c.epoch.Add(1) }}) // no cache has this name
 	}
 	c.ticking.Go(func() { c.clock.run(c.closing) })
 	c.work.Go(func() { c.look(rdb) })
@@ -140,8 +137,8 @@ func Open(rdb redis.UniversalClient, config Config) (*Client, error) {
 // Config returns the configuration with its defaults filled in.
 func (c *Client) Config() Config { return c.config }
 
-// Bus returns the bus that tells this process what others invalidate, nil if it is off. It can carry near data of your own too;
-// it ends with the client.
+// Bus returns the bus that tells this process what others invalidate, nil if it is off. The keys of a cache go under its name. It
+// can carry near data of your own too, and ends with the client.
 func (c *Client) Bus() *invalidation.Bus { return c.bus }
 
 // deaf tells whether there is a bus that does not hear now.
@@ -190,9 +187,7 @@ func (c *Client) register(name string, cache member) error {
 		return &ConfigError{"the name", fmt.Sprintf("%q, which another cache of this client has", name), "give each cache its own name"}
 	}
 	if c.bus != nil {
-		if _, err := c.bus.Subscribe(name, cache.listener()); err != nil {
-			return err
-		}
+		c.bus.Subscribe(name, cache.listener())
 	}
 	c.caches[name] = cache
 	return nil

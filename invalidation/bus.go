@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -79,8 +80,8 @@ type Bus struct {
 	live atomic.Bool
 
 	mu       sync.Mutex
-	handlers map[string]Handler // guarded by mu; replaced, not changed
-	health   Health             // guarded by mu
+	handlers []*named // guarded by mu; in the order of Subscribe; replaced, not changed
+	health   Health   // guarded by mu
 	server   string             // guarded by mu; the server that answered the last beat
 	beats    uint64             // guarded by mu; the number of the last beat sent
 	sent     time.Time          // guarded by mu; when it was sent
@@ -145,7 +146,6 @@ func Open(rdb redis.UniversalClient, config Config) (*Bus, error) {
 		config: config, id: id, channel: channel, own: channel + ":" + id.String(),
 		calls: rediscall.NewRunner(rdb, config.Budget),
 		out:   newOutbox(), in: newInbox(), stop: make(chan struct{}),
-		handlers: map[string]Handler{},
 		health:   Health{Gaps: map[string]uint64{}, Since: time.Now()},
 	}
 	b.loop = subscribe.Start(rdb, subscribe.Config{
@@ -190,27 +190,30 @@ func (b *Bus) Health() Health {
 	return h
 }
 
-// Subscribe hands the messages of a name to a handler, one per name, until stop is called.
-func (b *Bus) Subscribe(name string, handler Handler) (stop func(), err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if _, taken := b.handlers[name]; taken {
-		return nil, fmt.Errorf("invalidation: subscribe: %q has a handler already: give each its own name", name)
-	}
-	b.handlers = maps.Clone(b.handlers)
-	b.handlers[name] = handler
-	return sync.OnceFunc(func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.handlers = maps.Clone(b.handlers)
-		delete(b.handlers, name)
-	}), nil
+// named is a handler and the name whose messages it gets.
+type named struct {
+	name string
+	Handler
 }
 
-func (b *Bus) handler(name string) Handler {
+// Subscribe hands the messages of a name to a handler until stop is called, which does not wait for a call of the handler that
+// is under way. Handlers are called in the order in which they were subscribed.
+func (b *Bus) Subscribe(name string, handler Handler) (stop func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.handlers[name]
+	n := &named{name, handler}
+	b.handlers = append(slices.Clip(b.handlers), n)
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.handlers = slices.DeleteFunc(slices.Clone(b.handlers), func(other *named) bool { return other == n })
+	}
+}
+
+func (b *Bus) subscribers() []*named {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.handlers
 }
 
 // Publish tells the other processes to forget some keys of a name, after what they stand for has changed. It returns an error
@@ -382,9 +385,8 @@ func (b *Bus) setLive(live bool) (changed bool) {
 func (b *Bus) gap(cause string) {
 	b.mu.Lock()
 	b.health.Gaps[cause]++
-	handlers := b.handlers
 	b.mu.Unlock()
-	for _, h := range handlers {
+	for _, h := range b.subscribers() {
 		if h.Gap != nil {
 			h.Gap(cause)
 		}
@@ -406,8 +408,10 @@ func (b *Bus) received(channel, payload string) {
 		b.mu.Unlock()
 		return
 	case m.kind == wakeMessage: // also one's own: who waits may be another goroutine of this process
-		if h := b.handler(m.name); h.Wake != nil {
-			h.Wake(m.keys)
+		for _, h := range b.subscribers() {
+			if h.name == m.name && h.Wake != nil {
+				h.Wake(m.keys)
+			}
 		}
 		return
 	case m.from == b.id:
@@ -424,8 +428,10 @@ func (b *Bus) received(channel, payload string) {
 		b.mu.Lock()
 		b.health.Received++
 		b.mu.Unlock()
-		if h := b.handler(m.name); h.Keys != nil {
-			h.Keys(m.keys)
+		for _, h := range b.subscribers() {
+			if h.name == m.name && h.Keys != nil {
+				h.Keys(m.keys)
+			}
 		}
 		if !b.in.came(&m, now) {
 			b.in = newInbox()

@@ -2,7 +2,7 @@
 // missed something.
 //
 //	bus, err := invalidation.Open(rdb, invalidation.Config{})
-//	stop, err := bus.Subscribe("prices", invalidation.Handler{Keys: forget, Gap: forgetAll})
+//	stop := bus.Subscribe("prices", invalidation.Handler{Keys: forget, Gap: forgetAll})
 //	err = bus.Publish(ctx, "prices", "a", "b")
 //
 // It stands alone: it knows of keys, and of nothing that is done with them.
