@@ -80,13 +80,13 @@ type Bus struct {
 	live atomic.Bool
 
 	mu       sync.Mutex
-	handlers []*named // guarded by mu; in the order of Subscribe; replaced, not changed
-	health   Health   // guarded by mu
-	server   string             // guarded by mu; the server that answered the last beat
-	beats    uint64             // guarded by mu; the number of the last beat sent
-	sent     time.Time          // guarded by mu; when it was sent
-	warned   string             // guarded by mu; the last problem that was logged
-	in       *inbox             // of the receiving goroutine
+	handlers []*named  // guarded by mu; in the order of Subscribe; replaced, not changed
+	health   Health    // guarded by mu
+	server   string    // guarded by mu; the server that answered the last beat
+	beats    uint64    // guarded by mu; the number of the last beat sent
+	sent     time.Time // guarded by mu; when it was sent
+	warned   string    // guarded by mu; the last problem that was logged
+	in       *inbox    // of the receiving goroutine
 }
 
 // Health is how a bus is doing.
@@ -146,7 +146,7 @@ func Open(rdb redis.UniversalClient, config Config) (*Bus, error) {
 		config: config, id: id, channel: channel, own: channel + ":" + id.String(),
 		calls: rediscall.NewRunner(rdb, config.Budget),
 		out:   newOutbox(), in: newInbox(), stop: make(chan struct{}),
-		health:   Health{Gaps: map[string]uint64{}, Since: time.Now()},
+		health: Health{Gaps: map[string]uint64{}, Since: time.Now()},
 	}
 	b.loop = subscribe.Start(rdb, subscribe.Config{
 		Channels: []string{b.channel, b.own}, Silence: config.Silence,
