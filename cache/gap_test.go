@@ -1,0 +1,60 @@
+package cache_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/go-nearside/nearside/cache"
+	"github.com/go-nearside/nearside/internal/redistest"
+)
+
+// hearing gives an instance a bus that beats often.
+func hearing(s *setup) { s.config.Heartbeat = 30 * time.Millisecond }
+
+// awaitLive waits until the bus of an instance hears.
+func (i *instance) awaitLive(t testing.TB) {
+	t.Helper()
+	eventually(t, "the bus hears", i.client.Bus().Live)
+}
+
+// makeGap makes the instance lose its subscription and get a new one.
+func (w *world) makeGap(t testing.TB, i *instance) {
+	t.Helper()
+	before := i.client.Bus().Health().Gaps["subscribed"]
+	w.server.KillClients(t, "pubsub")
+	eventually(t, "a new subscription", func() bool { return i.client.Bus().Health().Gaps["subscribed"] > before })
+	i.awaitLive(t)
+}
+
+func TestAGapDisownsFlights(t *testing.T) {
+	w := newWorldOn(t, redistest.Start(t))
+	a := w.instance(t, hearing)
+	a.awaitLive(t)
+	w.put("k", v1)
+	gate := w.hold(t)
+	first := a.startGet(t.Context(), "k")
+	gate.await(t, "the first load")
+	w.makeGap(t, a)
+	second := a.startGet(t.Context(), "k")
+	eventually(t, "the second caller has a flight of its own, which waits for the lease of the first",
+		func() bool { s := a.Stats(); return s.LeaseWaits == 1 && s.Joined == 0 })
+	gate.open()
+	receive(t, "the first answer", first).must(t, v1)
+	receive(t, "the second answer", second).must(t, v1)
+}
+
+func TestAGapVoidsWhatIsBeingRead(t *testing.T) {
+	w := newWorldOn(t, redistest.Start(t))
+	a := w.instance(t, hearing)
+	a.awaitLive(t)
+	w.put("k", v1)
+	gate := w.hold(t)
+	first := a.startGet(t.Context(), "k")
+	gate.await(t, "the load")
+	w.makeGap(t, a)
+	gate.open()
+	receive(t, "the answer", first).must(t, v1)
+	a.client.Idle(t)
+	a.mustGetFrom(t, "k", v1, cache.TierRedis) // Redis took it; this process could not know whether it still held
+	a.mustGetFrom(t, "k", v1, cache.TierLocal)
+}
