@@ -11,11 +11,12 @@ COUNT ?= 1
 
 STATICCHECK = go tool -modfile="$(CURDIR)/internal/tools/go.mod" staticcheck
 
-.PHONY: help test lint bench fmt vet
+.PHONY: help test lint bench mutants fmt vet
 
 help:
 	@echo 'make test   gofmt, go vet, then all tests with the race detector; installs redis-server and PostgreSQL (apt, brew) or prints how'
 	@echo 'make lint   gofmt, go vet, staticcheck, go mod tidy: each must have nothing to say'
+	@echo 'make mutants  puts faults into the code, one by one, and shows that the tests find each'
 	@echo 'make bench  benchmarks; BENCH=regexp picks, COUNT=n repeats, TIMEOUT=10m bounds a package'
 
 # Allocations can only be counted without the race detector: those tests run once more.
@@ -30,6 +31,9 @@ lint: fmt vet
 
 bench:
 	@.ci/servers .ci/each go test -run='^$$' -bench='$(BENCH)' -benchmem -count=$(COUNT) -timeout=$(TIMEOUT) ./...
+
+mutants:
+	@.ci/servers go run ./internal/mutants
 
 fmt:
 	@files="$$(gofmt -l .)" && { [ -z "$$files" ] || { echo "gofmt -w these:"; echo "$$files"; exit 1; }; }

@@ -270,12 +270,12 @@ func (c *Cache[K, V]) own(v V, err error) (V, error) {
 	return v, err
 }
 
-// Invalidate drops keys from Redis and from this process. Call it after the commit of what changed them. When it returns nil,
-// no reader anywhere gets an older value from Redis, and none in this process from anywhere; other processes keep what their
-// local tier holds for LocalTTL at most.
+// Invalidate drops keys from Redis, from this process, and by the bus from all others. Call it after the commit of what changed
+// them. When it returns nil, no reader anywhere gets an older value from Redis, and none in this process from anywhere; another
+// process learns of it with the message, or three heartbeats after that was lost. Many keys go in several round trips.
 //
 // If some keys fail, the error wraps a *KeyErrors[K] that names them; the others are dropped. ErrUnconfirmed: Redis did not confirm
-// the delete; what is promised for this process holds all the same. ErrBadKey: the key cannot be encoded, so nothing stands
+// the delete; what is promised for this process holds all the same. ErrUnpublished: it did, and could not tell the others. ErrBadKey: the key cannot be encoded, so nothing stands
 // under it. If ctx ends early, the delete goes on behind, unconfirmed: after a commit, context.WithoutCancel is the better
 // context. After Close, nothing is deleted, and the error is ErrClosed too.
 func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {

@@ -15,18 +15,29 @@
 // stands at the key itself, so that any delete of the key (by us, by another program, by FLUSHDB) voids it. Who holds the
 // lease calls the loader, answers its callers, and then fills Redis by a script that writes only while the token stands.
 // So one loader runs for all processes, and a slow one can never put back what was invalidated while it ran. Who finds
-// another's lease waits for its value, as long as that lease lives.
+// another's lease waits for its value, as long as that lease lives: the bus wakes it, and a timer too.
 //
 // Redis is never in the way: whatever it answers but a value or redis.Nil, or if it answers nothing inside the read budget,
 // the loader answers instead, and nothing is filled.
 //
 // # How an Invalidate runs
 //
-//	local generation -> delete in Redis -> local generation
+//	local generation -> delete in Redis, with the message to the others inside -> local generation
 //
 // Local entries and flights carry the stamp that stood for their key before Redis was read. Invalidate moves the stamp, before
 // the delete and after it, so entries, fills on their way and flights of that key all become void at once. A flight that was
 // overtaken still answers those who waited for it, since they came before, but is kept nowhere; who comes later starts anew.
+//
+// # How the others learn of it
+//
+//	delete and publish in one script -> pub/sub -> the key's stamp in each process
+//	a beat that comes back late, a connection that breaks, a message that is missing -> the epoch of all stamps
+//
+// The script that deletes (or the one that fills, for Update and Set) publishes the key, and each process that hears it moves the
+// key's stamp, as its own Invalidate would. Pub/sub loses messages without a word, so the bus of package invalidation looks for
+// the loss: within three heartbeats it knows that it may have missed something. Then all entries, flights and fills on their way
+// become void at once, and again when the new subscription stands; Redis or the loader answers. What the local tier takes in
+// meanwhile lives for Config.DegradedTTL at most. Client.Bus tells how it is.
 //
 // # What is promised
 //
@@ -35,12 +46,21 @@
 // that key from Redis until a later delete of it succeeds or TTL has passed. After it returned nil, nothing that Redis can
 // serve is older than that state, whatever was in flight anywhere.
 //
-// Other processes may serve what their local tier holds, for LocalTTL at most, and what they were loading when Invalidate was
-// called, to those who share that load.
+// Then the same holds in each other process, for every Get that begins after it handled the message. If its bus lost the message,
+// it holds three heartbeats after the loss at the latest, but for what the local tier took in since: that lives for DegradedTTL.
+// Without a bus (Config.Heartbeat is Off) it holds after LocalTTL.
 //
 // Not promised: what happens when a process dies between the commit and Invalidate (TTL ends it); the order of two
-// concurrent writers of the database; a loader that reads a lagging replica; a Redis failover that rolls writes back; Set
-// beside other writers.
+// concurrent writers of the database; a loader that reads a lagging replica: the old row it read stays until TTL ends, so call
+// Invalidate again when the replica has caught up, or read the primary after a miss; a Redis failover that rolls writes back
+// (TTL, though local tiers are void); Set beside other writers; a DEL or FLUSHDB by another program, which sends no message
+// (LocalTTL ends it).
+//
+// # Rights
+//
+// A Redis user with an access list needs the keys ~<namespace>:c:*, the channels &<namespace>:b:*, and the commands get, unlink,
+// eval, evalsha, publish, subscribe, time, info and cluster|info, and what the scripts call: set, getrange, setrange, pexpire,
+// pttl.
 //
 // # Values are shared
 //

@@ -22,8 +22,8 @@ type Policy struct {
 	// the backstop of all invalidation.
 	TTL time.Duration
 
-	// LocalTTL is how long this process keeps a value, never longer than Redis does. It is also how long this process may
-	// go on serving what another process invalidated. Default: TTL, at most 1 minute. Off: no local tier.
+	// LocalTTL is how long this process keeps a value, never longer than Redis does. Without a bus it is also how long this
+	// process may go on serving what another process invalidated. Default: TTL, at most 1 minute. Off: no local tier.
 	LocalTTL time.Duration
 
 	// NegativeTTL is how long "not found" is kept. Default: TTL, at most 30 seconds. Off: it is not kept at all.

@@ -38,7 +38,7 @@ func newService(options *redis.Options, config cache.Config, load cache.Loader[i
 	if err != nil {
 		return nil, errors.Join(err, rdb.Close())
 	}
-	products, err := cache.New(client, "product", load, cache.Policy{TTL: time.Minute, LocalTTL: 200 * time.Millisecond})
+	products, err := cache.New(client, "product", load, cache.Policy{TTL: time.Minute})
 	if err != nil {
 		return nil, errors.Join(err, client.Close(), rdb.Close())
 	}
@@ -150,6 +150,9 @@ func run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	defer end(t.b.close)
+	// A service need not wait for this: until then its local tier starts anew once.
+	t.until("a hears what b invalidates", func() any { return t.a.client.Bus().Live() }, true)
+	t.until("b hears what a invalidates", func() any { return t.b.client.Bus().Live() }, true)
 
 	fmt.Fprintf(out, "Two instances of a service, a and b, share %s and a database.\n", kind)
 	return t.run(ctx, out)

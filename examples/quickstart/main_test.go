@@ -37,7 +37,7 @@ func steps(t *testing.T, url string) {
 func TestAStepThatIsNotSeenFails(t *testing.T) {
 	t.Setenv("REDIS_URL", "redis://127.0.0.1:1")
 	err := run(t.Context(), t.Output())
-	if err == nil || !strings.Contains(err.Error(), "tier of the next Get on a: expected local, saw loader") {
+	if err == nil || !strings.Contains(err.Error(), "a hears what b invalidates: expected true, saw false") {
 		t.Errorf("without Redis: %v", err)
 	}
 }

@@ -125,10 +125,11 @@ func (m mutant) kill(dir string, verbose bool) (how string, err error) {
 	case !strings.Contains(text, "--- FAIL"):
 		return "", fmt.Errorf("the test broke off: %s", text)
 	default:
-		said := regexp.MustCompile(`(?m)^\s+\w+_test\.go:\d+: (.*)$`).FindStringSubmatch(text)
-		if said == nil {
-			return "killed by " + m.test, nil
+		for _, said := range regexp.MustCompile(`(?m)^\s+\w+_test\.go:\d+: (.*)$`).FindAllStringSubmatch(text, -1) {
+			if !strings.HasPrefix(said[1], "seed") {
+				return fmt.Sprintf("killed by %s: %.120s", m.test, said[1]), nil
+			}
 		}
-		return fmt.Sprintf("killed by %s: %.90s", m.test, said[1]), nil
+		return "killed by " + m.test, nil
 	}
 }

@@ -84,8 +84,12 @@ const (
 	maxLeft = 4
 )
 
-// Start begins a subscription. It does not wait for Redis.
+// Start begins a subscription. It does not wait for Redis. Where the client can give a clone with time-outs of its own
+// (redis.Client), a handshake too ends within Silence; elsewhere one that hangs ends by the client's ReadTimeout.
 func Start(rdb Client, config Config) *Loop {
+	if single, ok := rdb.(*redis.Client); ok {
+		rdb = single.WithTimeout(config.Silence)
+	}
 	l := &Loop{rdb: rdb, config: config}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	l.work.Go(l.run)
