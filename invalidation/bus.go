@@ -61,6 +61,7 @@ const (
 	CauseNewServer  = "new server" // the server behind the commands changed: a failover or a restart
 	CauseNewer      = "newer"      // a message of a newer release, which this one cannot read
 	CauseBroken     = "broken"     // a message that cannot be read
+	CauseDatabase   = "database"   // the client uses another database than it seemed: nothing will be heard
 	CauseOverflow   = "overflow"   // more publishers, or more out of order, than can be followed
 )
 
@@ -77,7 +78,8 @@ type Bus struct {
 	stop    chan struct{}
 	closing sync.Once
 
-	live atomic.Bool
+	live  atomic.Bool
+	wrong atomic.Bool // the channel is that of another database
 
 	mu       sync.Mutex
 	handlers []*named  // guarded by mu; in the order of Subscribe; replaced, not changed
@@ -141,7 +143,8 @@ func Open(rdb redis.UniversalClient, config Config) (*Bus, error) {
 		return nil, fmt.Errorf("invalidation: Config.Budget is %v: give at least 1ms, or 0 for the default", config.Budget)
 	}
 	id := newPublisher()
-	channel := fmt.Sprintf("%s:b:%d", strings.NewReplacer("%", "%25", ":", "%3A").Replace(config.Namespace), database(rdb))
+	number, sure := database(rdb)
+	channel := fmt.Sprintf("%s:b:%d", strings.NewReplacer("%", "%25", ":", "%3A").Replace(config.Namespace), number)
 	b := &Bus{
 		config: config, id: id, channel: channel, own: channel + ":" + id.String(),
 		calls: rediscall.NewRunner(rdb, config.Budget),
@@ -152,16 +155,40 @@ func Open(rdb redis.UniversalClient, config Config) (*Bus, error) {
 		Channels: []string{b.channel, b.own}, Silence: config.Silence,
 		Live: b.subscribed, Lost: b.lost, Message: b.received,
 	})
-	b.work.Go(b.beat)
+	b.work.Go(func() { b.beat(number, sure) })
 	return b, nil
 }
 
-// database returns the number of the client's database: pub/sub does not know of it, so the channel carries it.
-func database(rdb redis.UniversalClient) int {
-	if c, ok := rdb.(*redis.Client); ok {
-		return c.Options().DB
+// database returns the number of the client's database: pub/sub does not know of it, so the channel carries it. A client that does
+// not tell is taken to use 0, and checked later.
+func database(rdb redis.UniversalClient) (number int, sure bool) {
+	if c, ok := rdb.(interface{ Options() *redis.Options }); ok {
+		return c.Options().DB, true
 	}
-	return 0
+	return 0, false
+}
+
+// checkDatabase asks Redis which database the client uses. On the channel of another one nothing is heard, so the bus does not
+// claim to hear then.
+func (b *Bus) checkDatabase(number int) (checked bool) {
+	ctx := context.Background()
+	c := rediscall.NewCommand(ctx, "client", "info")
+	if err := b.calls.Do(ctx, c); err != nil {
+		return false
+	}
+	info, err := c.Text()
+	if err != nil {
+		return rediscall.Classify(err) == rediscall.Denied || rediscall.Classify(err) == rediscall.Reply // it may not be asked
+	}
+	_, rest, found := strings.Cut(info, " db=")
+	text, _, _ := strings.Cut(rest, " ")
+	if uses, err := strconv.Atoi(text); found && err == nil && uses != number {
+		b.wrong.Store(true)
+		b.loop.Doubt(CauseDatabase, nil)
+		b.config.Logger.Warn("nearside: the Redis client hides that it uses another database than 0, so the bus cannot tell its channel: "+
+			"local tiers keep entries for a short time only; give a *redis.Client", "database", uses)
+	}
+	return true
 }
 
 // Close ends the bus, and tells the others its last number: no handler is called after it returned. It is bounded by the budget
@@ -270,10 +297,11 @@ func (o Outgoing) Done() {
 }
 
 // beat sends the heartbeat, and tells the others of the last number.
-func (b *Bus) beat() {
+func (b *Bus) beat(database int, sure bool) {
 	ticker := time.NewTicker(b.config.Heartbeat)
 	defer ticker.Stop()
 	for {
+		sure = sure || b.checkDatabase(database)
 		b.sendBeat()
 		if last, first, ok := b.out.tell(); ok {
 			b.sendLast(last, first)
@@ -368,7 +396,7 @@ func (b *Bus) lost(cause string, err error) {
 func (b *Bus) subscribed() {
 	b.in = newInbox()
 	b.gap(CauseSubscribed)
-	b.setLive(true)
+	b.setLive(!b.wrong.Load())
 }
 
 func (b *Bus) setLive(live bool) (changed bool) {

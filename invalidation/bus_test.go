@@ -271,3 +271,18 @@ func TestAQuietBusCostsByTheNumberOfProcesses(t *testing.T) {
 		}
 	}
 }
+
+// TestAHiddenDatabase: the channel carries the number of the database; a client that hides it must not seem to hear.
+func TestAHiddenDatabase(t *testing.T) {
+	server := redistest.Shared(t)
+	for number, hears := range map[int]bool{0: true, 1: false} {
+		rdb := server.Client(t, func(o *redis.Options) { o.DB = number })
+		bus := openBus(t, struct{ redis.UniversalClient }{rdb}, server.Prefix(t))
+		l := listen(t, bus, "user")
+		l.await(t, "it has looked, and subscribed", func(_, gaps []string) bool {
+			h := bus.Health()
+			return hears && bus.Live() && !h.LastBeat.IsZero() ||
+				!hears && !bus.Live() && h.Gaps[invalidation.CauseDatabase] == 1 && h.Gaps[invalidation.CauseSubscribed] == 2
+		})
+	}
+}

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestAWriteIsSeenOnTheOtherInstance(t *testing.T) {
+	servers := realServers(t)
+	a, b := servers.start(t), servers.start(t)
+	for id := int64(1); id <= 10; id++ {
+		b.get(t, id) // b holds it in its local tier, for a minute
+		b.get(t, id)
+		written := a.put(t, id, 5000+id)
+		if p, _ := a.get(t, id); p != written {
+			t.Errorf("on the instance that wrote: %+v, want %+v", p, written)
+		}
+		began := time.Now()
+		eventually(t, "the other instance has it", func() bool { p, _ := b.get(t, id); return p == written })
+		t.Logf("seen on the other instance after %v", time.Since(began))
+	}
+}
+
+func TestRedisStopped(t *testing.T) {
+	servers := realServers(t)
+	a := servers.start(t)
+	for id := int64(1); id <= 5; id++ {
+		a.get(t, id)
+	}
+	servers.redis.Kill(t)
+	for id := int64(1); id <= 10; id++ {
+		if p, status := a.get(t, id); status != 200 || p.Cents != 100*id {
+			t.Errorf("without Redis: %d %+v", status, p)
+		}
+	}
+	written := a.put(t, 2, 222)
+	if p, status := a.get(t, 2); status != 200 || p != written {
+		t.Errorf("a write without Redis: %d %+v", status, p)
+	}
+	if h := a.must(t, "GET", "/healthz", ""); h.status != 200 || !strings.Contains(h.body, `"ready":true`) {
+		t.Errorf("it can answer and says: %d %s", h.status, h.body)
+	}
+	a.awaitBus(t, false)
+	servers.redis.StartAgain(t)
+	a.awaitBus(t, true)
+	if p, status := a.get(t, 2); status != 200 || p != written {
+		t.Errorf("with Redis back: %d %+v", status, p)
+	}
+}
+
+func TestDatabaseStopped(t *testing.T) {
+	servers := realServers(t)
+	a := servers.start(t)
+	a.awaitBus(t, true)
+	for id := int64(1); id <= 5; id++ {
+		a.get(t, id)
+	}
+	servers.postgres.Stop(t)
+	for id := int64(1); id <= 5; id++ {
+		if p, status := a.get(t, id); status != 200 || p.Cents != 100*id {
+			t.Errorf("what is cached, without the database: %d %+v", status, p)
+		}
+	}
+	if r := a.must(t, "GET", "/products/9", ""); r.status != 503 || r.header.Get("Retry-After") == "" || r.header.Get("Cache-Control") != "no-store" {
+		t.Errorf("what is not cached: %d %v %s", r.status, r.header, r.body)
+	}
+	r := a.must(t, "GET", "/products?ids=1,9", "")
+	if want := `{"products":[{"id":1,"name":"product 1","cents":100,"version":1}],"missing":[],"unavailable":[9]}`; r.status != 200 || r.body != want {
+		t.Errorf("a batch of both: %d %s", r.status, r.body)
+	}
+	if r := a.must(t, "GET", "/products?ids=8,9", ""); r.status != 503 || r.header.Get("Retry-After") == "" {
+		t.Errorf("a batch of what is not cached: %d %s", r.status, r.body)
+	}
+	if r := a.must(t, "PUT", "/products/1", `{"name":"a","cents":1}`); r.status != 503 || strings.Contains(r.body, "127.0.0.1") {
+		t.Errorf("a write: %d %s", r.status, r.body)
+	}
+	if h := a.must(t, "GET", "/healthz", ""); h.status != 503 || !strings.Contains(h.body, `"ready":false`) {
+		t.Errorf("it cannot answer all and says: %d %s", h.status, h.body)
+	}
+	servers.postgres.StartAgain(t)
+	eventually(t, "all is well again", func() bool {
+		p, status := a.get(t, 9)
+		return status == 200 && p.Cents == 900 && a.must(t, "GET", "/healthz", "").status == 200
+	})
+}
+
+// TestLoad: no instance answers with less than what it acknowledged, under a load of reads, batches and writes on two instances.
+func TestLoad(t *testing.T) {
+	servers := realServers(t)
+	const products, workers, requests = 10, 4, 400
+	var all sync.WaitGroup
+	for range 2 {
+		s := servers.start(t)
+		acknowledged := make([]struct {
+			sync.Mutex
+			version int64
+		}, products+1)
+		floor := func(id int64) int64 {
+			acknowledged[id].Lock()
+			defer acknowledged[id].Unlock()
+			return acknowledged[id].version
+		}
+		check := func(p Product, least int64) {
+			if p.Version < least || p.Name != fmt.Sprintf("product %d", p.ID) {
+				t.Errorf("%+v after version %d was acknowledged", p, least)
+			}
+		}
+		for range workers {
+			all.Go(func() {
+				for range requests {
+					id := 1 + rand.Int64N(products)
+					switch n := rand.IntN(10); {
+					case n < 7:
+						least := floor(id)
+						p, status := s.get(t, id)
+						if check(p, least); status != 200 || p.ID != id {
+							t.Errorf("GET %d: %d %+v", id, status, p)
+						}
+					case n < 8:
+						other := 1 + id%products
+						leastOne, leastOther := floor(id), floor(other)
+						found, err := s.batch(t.Context(), id, other)
+						if err != nil || len(found) != 2 {
+							t.Errorf("a batch: %v, %v", found, err)
+							return
+						}
+						check(found[0], leastOne)
+						check(found[1], leastOther)
+					default:
+						p := s.put(t, id, rand.Int64N(10_000))
+						acknowledged[id].Lock()
+						acknowledged[id].version = max(acknowledged[id].version, p.Version)
+						acknowledged[id].Unlock()
+					}
+				}
+			})
+		}
+	}
+	all.Wait()
+}
+
+func TestStopWaitsForRequests(t *testing.T) {
+	servers := realServers(t)
+	a := servers.start(t)
+	release := servers.lock(t)
+	answers := make(chan answer, 1)
+	go func() {
+		r, err := a.do(context.Background(), "GET", "/products/1", "")
+		if err != nil {
+			t.Error(err)
+		}
+		answers <- r
+	}()
+	servers.awaitBlocked(t, 1)
+	ended := make(chan error, 1)
+	go func() { ended <- a.stop() }()
+	eventually(t, "no new connection is taken", func() bool {
+		_, err := a.do(t.Context(), "GET", "/healthz", "")
+		return err != nil
+	})
+	release()
+	if r := <-answers; r.status != 200 {
+		t.Errorf("the request that was under way: %d %s", r.status, r.body)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("the end: %v", err)
+	}
+}
