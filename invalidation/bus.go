@@ -168,6 +168,8 @@ func database(rdb redis.UniversalClient) (number int, sure bool) {
 	return 0, false
 }
 
+var errHiddenDatabase = errors.New("invalidation: the Redis client hides that it uses another database than 0: give a *redis.Client, or use 0")
+
 // checkDatabase asks Redis which database the client uses. On the channel of another one nothing is heard, so the bus does not
 // claim to hear then.
 func (b *Bus) checkDatabase(number int) (checked bool) {
@@ -184,9 +186,8 @@ func (b *Bus) checkDatabase(number int) (checked bool) {
 	text, _, _ := strings.Cut(rest, " ")
 	if uses, err := strconv.Atoi(text); found && err == nil && uses != number {
 		b.wrong.Store(true)
-		b.loop.Doubt(CauseDatabase, nil)
-		b.config.Logger.Warn("nearside: the Redis client hides that it uses another database than 0, so the bus cannot tell its channel: "+
-			"local tiers keep entries for a short time only; give a *redis.Client", "database", uses)
+		b.loop.Doubt(CauseDatabase, errHiddenDatabase)
+		b.config.Logger.Warn("nearside: the bus does not work: local tiers keep entries for a short time only", "error", errHiddenDatabase, "database", uses)
 	}
 	return true
 }
@@ -214,6 +215,9 @@ func (b *Bus) Health() Health {
 	defer b.mu.Unlock()
 	h := b.health
 	h.Live, h.Gaps = b.live.Load(), maps.Clone(h.Gaps)
+	if b.wrong.Load() {
+		h.Problem = errHiddenDatabase
+	}
 	return h
 }
 
