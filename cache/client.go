@@ -137,7 +137,8 @@ func Open(rdb redis.UniversalClient, config Config) (*Client, error) {
 // Config returns the configuration with its defaults filled in.
 func (c *Client) Config() Config { return c.config }
 
-// Bus returns the bus that tells this process what others invalidate, nil if it is off. The keys of a cache go under its name. It
+// Bus returns the bus that tells this process what others invalidate, nil if it is off (Live and Health can be called all the
+// same). The keys of a cache go under its name. It
 // can carry near data of your own too, and ends with the client.
 func (c *Client) Bus() *invalidation.Bus { return c.bus }
 

@@ -58,9 +58,10 @@
 //
 // # Rights
 //
-// A Redis user with an access list needs the keys ~<namespace>:c:*, the channels &<namespace>:b:*, and the commands get, unlink,
-// eval, evalsha, publish, subscribe, time, info and cluster|info, and what the scripts call: set, getrange, setrange, pexpire,
-// pttl.
+// A Redis user with an access list needs this, with the namespace that Config names, and pttl, pexpire and so on for the scripts:
+//
+//	ACL SETUSER app on >secret resetchannels ~nearside:c:* ~nearside:b:* &nearside:b:* -@all
+//	  +get +mget +set +unlink +getrange +setrange +pexpire +pttl +eval +evalsha +publish +subscribe +time +info +cluster|info
 //
 // # Values are shared
 //

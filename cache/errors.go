@@ -22,11 +22,13 @@ var (
 	ErrCodec = errors.New("cache: codec failed")
 
 	// ErrUnconfirmed says that Redis did not confirm a delete. The old value may still stand there, and other processes may
-	// serve it until its TTL ends; this process does not. Nothing is retried: call Invalidate again, or accept the delay.
+	// serve it until its TTL ends; this process does not: each of its Gets of the key runs the loader. Nothing is retried: call
+	// Invalidate again until it returns nil (Stats.UnconfirmedKeys counts what is open), or accept the delay.
 	ErrUnconfirmed = errors.New("cache: delete not confirmed by Redis")
 
 	// ErrUnpublished says that Redis did what it was asked, and refused to tell the other processes, as a rule because its user
-	// may not publish on the channels of the bus. They may serve what they have for LocalTTL at most.
+	// may not publish on the channels of the bus: see Rights in the package comment. The others may serve what they have for
+	// LocalTTL at most. To call it again helps once that is mended.
 	ErrUnpublished = errors.New("cache: the other processes were not told")
 )
 

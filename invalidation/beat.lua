@@ -7,8 +7,8 @@ local time = redis.call('TIME')
 local info = redis.pcall('INFO', 'server')
 if type(info) ~= 'string' then return {'', time[1], time[2]} end
 local server = string.match(info, 'run_id:(%w+)') or ''
-local cluster = redis.pcall('CLUSTER', 'INFO')
-if type(cluster) == 'string' then
-  server = server .. '/' .. (string.match(cluster, 'cluster_current_epoch:(%d+)') or '')
+if string.find(info, 'redis_mode:cluster', 1, true) then
+  local cluster = redis.pcall('CLUSTER', 'INFO')
+  server = server .. '/' .. (type(cluster) == 'string' and string.match(cluster, 'cluster_current_epoch:(%d+)') or '')
 end
 return {server, time[1], time[2]}

@@ -56,7 +56,7 @@ type Handler struct {
 
 // The causes of a gap, beside those of the subscription: error, silence, unconfirmed, unsubscribed.
 const (
-	CauseSubscribed = "subscribed" // a subscription was confirmed; what came before was not heard
+	CauseSubscribed = "subscribed" // the bus hears from now on; what came before was not heard
 	CauseHole       = "hole"       // a message of another publisher is missing
 	CauseNewServer  = "new server" // the server behind the commands changed: a failover or a restart
 	CauseNewer      = "newer"      // a message of a newer release, which this one cannot read
@@ -76,6 +76,7 @@ type Bus struct {
 	out     *outbox
 	work    group.Group
 	stop    chan struct{}
+	kick    chan struct{} // asks for a heartbeat now; holds one
 	closing sync.Once
 
 	live  atomic.Bool
@@ -87,15 +88,16 @@ type Bus struct {
 	server   string    // guarded by mu; the server that answered the last beat
 	beats    uint64    // guarded by mu; the number of the last beat sent
 	sent     time.Time // guarded by mu; when it was sent
-	warned   string    // guarded by mu; the last problem that was logged
+	warned   bool      // guarded by mu; a problem was logged since the last heartbeat came back
 	in       *inbox    // of the receiving goroutine
 }
 
 // Health is how a bus is doing.
 type Health struct {
-	Live  bool      // the subscription is confirmed and no heartbeat is overdue
+	Live  bool      // a heartbeat has come back over the subscription, and the next is not overdue
 	Since time.Time // when Live last changed
-	// LastBeat is when a heartbeat last came back, and Lag how long it took: from the command to the subscription.
+	// LastBeat is when a heartbeat last came back, and Lag how long it took, from the command to the subscription: what a
+	// message takes to come here, as a measure and not as a bound.
 	LastBeat time.Time
 	Lag      time.Duration
 	Gaps     map[string]uint64 // by cause
@@ -104,6 +106,11 @@ type Health struct {
 	Strange  uint64            // payloads on the channel that are not a message
 	Problem  error             // why the last heartbeat or subscription failed; nil when it did not
 }
+
+// ErrClosed says that the bus was closed.
+var ErrClosed = errors.New("invalidation: the bus is closed")
+
+var errNoBus = errors.New("invalidation: there is no bus")
 
 //go:embed beat.lua
 var beatLua string
@@ -148,7 +155,7 @@ func Open(rdb redis.UniversalClient, config Config) (*Bus, error) {
 	b := &Bus{
 		config: config, id: id, channel: channel, own: channel + ":" + id.String(),
 		calls: rediscall.NewRunner(rdb, config.Budget),
-		out:   newOutbox(), in: newInbox(), stop: make(chan struct{}),
+		out:   newOutbox(), in: newInbox(), stop: make(chan struct{}), kick: make(chan struct{}, 1),
 		health: Health{Gaps: map[string]uint64{}, Since: time.Now()},
 	}
 	b.loop = subscribe.Start(rdb, subscribe.Config{
@@ -199,18 +206,22 @@ func (b *Bus) Close() error {
 	deadline := time.Now().Add(b.config.Budget + time.Second)
 	left := b.work.Close(time.Until(deadline))
 	left += b.loop.Close(time.Until(deadline)) + b.calls.Close(time.Until(deadline))
-	b.live.Store(false)
+	b.setLive(false)
 	if left > 0 {
 		return fmt.Errorf("invalidation: close: %d calls to Redis still hang", left)
 	}
 	return nil
 }
 
-// Live tells whether the bus hears: its subscription is confirmed, and no heartbeat is overdue.
-func (b *Bus) Live() bool { return b.live.Load() }
+// Live tells whether the bus hears: a heartbeat has come back over its subscription, and the next is not overdue. A nil Bus hears
+// nothing.
+func (b *Bus) Live() bool { return b != nil && b.live.Load() }
 
-// Health tells how the bus is doing.
+// Health tells how the bus is doing. A nil Bus has the problem that it is none.
 func (b *Bus) Health() Health {
+	if b == nil {
+		return Health{Problem: errNoBus}
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	h := b.health
@@ -251,6 +262,11 @@ func (b *Bus) subscribers() []*named {
 // if Redis did not take it; the others may have heard it all the same. Keys of more than 64 KiB together go in several
 // messages; a single one of that size is refused.
 func (b *Bus) Publish(ctx context.Context, name string, keys ...string) error {
+	select {
+	case <-b.stop:
+		return fmt.Errorf("invalidation: publish %q: %w", name, ErrClosed)
+	default:
+	}
 	for len(keys) > 0 {
 		n, size := 0, headerBytes+4+len(name)
 		for n < len(keys) && size+4+len(keys[n]) <= maxMessageBytes {
@@ -300,24 +316,34 @@ func (o Outgoing) Done() {
 	}
 }
 
-// beat sends the heartbeat, and tells the others of the last number.
+// beat sends the heartbeats, and tells the others of the last number.
 func (b *Bus) beat(database int, sure bool) {
 	ticker := time.NewTicker(b.config.Heartbeat)
 	defer ticker.Stop()
-	for {
+	for due := true; ; {
 		sure = sure || b.checkDatabase(database)
 		b.sendBeat()
-		if last, first, ok := b.out.tell(); ok {
-			b.sendLast(last, first)
+		if due {
+			b.tell()
 		}
 		select {
 		case <-ticker.C:
+			due = true
+		case <-b.kick:
+			due = false
 		case <-b.stop:
 			if last, first, ok := b.out.tellAll(); ok {
 				b.sendLast(last, first)
 			}
 			return
 		}
+	}
+}
+
+// tell is due once a heartbeat.
+func (b *Bus) tell() {
+	if last, first, ok := b.out.tell(); ok {
+		b.sendLast(last, first)
 	}
 }
 
@@ -370,14 +396,13 @@ func (b *Bus) send(channel string, m message) (server string, err error) {
 func (b *Bus) problem(err error) {
 	b.mu.Lock()
 	b.health.Problem = err
-	say := err != nil && rediscall.Classify(err) == rediscall.Denied && b.warned != err.Error()
-	if say {
-		b.warned = err.Error()
-	}
+	say := err != nil && rediscall.Classify(err) == rediscall.Denied && !b.warned
+	b.warned = b.warned || say
 	b.mu.Unlock()
 	if say {
-		b.config.Logger.Warn("nearside: the bus is not allowed to use its channels: local tiers keep entries for a short time only; "+
-			"grant the Redis user the channels &"+b.channel+"*", "error", err)
+		b.config.Logger.Warn("nearside: the bus does not work, and local tiers keep entries for a short time only: grant the Redis user "+
+			"what the documentation of package invalidation lists, among it the channels and the keys of the bus: &"+b.channel+"* ~"+b.channel+"*",
+			"error", err)
 	}
 }
 
@@ -391,7 +416,7 @@ func (b *Bus) lost(cause string, err error) {
 		b.gap(cause)
 		return
 	}
-	// What came since the last gap was not heard, and nobody was told that it would be.
+	// Since the last gap nobody was told that anything would be heard.
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.health.Failed++
@@ -399,8 +424,10 @@ func (b *Bus) lost(cause string, err error) {
 
 func (b *Bus) subscribed() {
 	b.in = newInbox()
-	b.gap(CauseSubscribed)
-	b.setLive(!b.wrong.Load())
+	select {
+	case b.kick <- struct{}{}: // the first heartbeat will tell whether anything comes
+	default:
+	}
 }
 
 func (b *Bus) setLive(live bool) (changed bool) {
@@ -478,8 +505,13 @@ func (b *Bus) received(channel, payload string) {
 
 func (b *Bus) heardBeat(number uint64) {
 	b.loop.Beat()
+	if !b.live.Load() && !b.wrong.Load() {
+		b.gap(CauseSubscribed)
+		b.setLive(true)
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.warned = false
 	b.health.LastBeat = time.Now()
 	if number == b.beats {
 		b.health.Lag = time.Since(b.sent)

@@ -27,7 +27,20 @@
 // # What is promised
 //
 // While Live reports true, what another process published is handed to Keys, in the time that Health.Lag shows. What was lost
-// is known within Config.Silence of its loss at the latest, by a call of Gap. A process's own messages are not handed to it.
+// is known within Config.Silence of its loss at the latest, by a call of Gap. A process's own messages are not handed to it: it
+// forgets by itself what it changes. While Live reports false nothing is promised: keep nothing then, or for a short time. What was
+// read before a call of Keys or Gap may be old by then: do not keep it afterwards. The example shows both.
+//
+// # Cost
+//
+// A quiet bus makes one connection for its subscription, and one call a Heartbeat, in which Redis publishes one message to one
+// receiver. Each invalidation is one message to each process; one that publishes adds two more for a burst.
+//
+// # Rights
+//
+// A Redis user with an access list needs the channels &<namespace>:b:* and, since a script names its channel as a key, the keys
+// ~<namespace>:b:*; and the commands eval, evalsha, publish, subscribe and time; info and cluster|info too, or it is not noticed when
+// another server has taken over.
 //
 // # Concurrency
 //

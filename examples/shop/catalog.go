@@ -15,7 +15,7 @@ type catalog struct {
 }
 
 func newCatalog(client *cache.Client, store *store) (*catalog, error) {
-	products, err := cache.New(client, "product", store.find, cache.Policy{
+	products, err := cache.New(client, "product", store.findProducts, cache.Policy{
 		TTL:         10 * time.Minute,
 		LoadTimeout: 5 * time.Second,
 	})
@@ -37,7 +37,7 @@ func (c *catalog) put(ctx context.Context, p Product) (written Product, late, er
 	// From here on the request's end must not come between the commit and the invalidation.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	written, err = c.store.put(ctx, p)
+	written, err = c.store.putProduct(ctx, p)
 	// Also after an error: the commit may have happened.
 	late = c.cache.Invalidate(context.WithoutCancel(ctx), p.ID)
 	return written, late, err

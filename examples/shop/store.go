@@ -44,7 +44,7 @@ func openStore(ctx context.Context, url string) (*store, error) {
 		return nil, fmt.Errorf("DATABASE_URL: %w", err)
 	}
 	for id := int64(1); driver == "sqlite" && id <= 20; id++ {
-		if _, err := s.put(ctx, Product{ID: id, Name: fmt.Sprintf("product %d", id), Cents: 100 * id}); err != nil {
+		if _, err := s.putProduct(ctx, Product{ID: id, Name: fmt.Sprintf("product %d", id), Cents: 100 * id}); err != nil {
 			db.Close()
 			return nil, err
 		}
@@ -54,8 +54,8 @@ func openStore(ctx context.Context, url string) (*store, error) {
 
 func (s *store) close() error { return s.db.Close() }
 
-// find reads some products by one query. Those that do not exist are not in the map.
-func (s *store) find(ctx context.Context, ids []int64) (map[int64]Product, error) {
+// findProducts reads some products by one query. Those that do not exist are not in the map.
+func (s *store) findProducts(ctx context.Context, ids []int64) (map[int64]Product, error) {
 	args := make([]any, len(ids))
 	marks := make([]string, len(ids))
 	for i, id := range ids {
@@ -77,8 +77,8 @@ func (s *store) find(ctx context.Context, ids []int64) (map[int64]Product, error
 	return found, rows.Err()
 }
 
-// put writes a product, with the next version, and commits.
-func (s *store) put(ctx context.Context, p Product) (Product, error) {
+// putProduct writes a product, with the next version, and commits.
+func (s *store) putProduct(ctx context.Context, p Product) (Product, error) {
 	row := s.db.QueryRowContext(ctx, `
 		INSERT INTO product (id, name, cents, version) VALUES ($1, $2, $3, 1)
 		ON CONFLICT (id) DO UPDATE SET name = excluded.name, cents = excluded.cents, version = product.version + 1
