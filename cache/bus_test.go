@@ -110,7 +110,7 @@ func TestWhatIsKeptWhileTheBusDoesNotHearEndsAfterDegradedTTL(t *testing.T) {
 	w.change(t, live, "k", v2) // which the deaf one does not hear
 	live.awaitLocal(t, "k", v2)
 	deaf.awaitValue(t, "k", v2)
-	if deaf.client.Bus().Live() || deaf.Stats().Told > 0 {
+	if deaf.client.Bus().Live() || deaf.Stats().Received > 0 {
 		t.Error("it was not deaf")
 	}
 	deaf.awaitLocal(t, "k", v2)
@@ -178,7 +178,7 @@ func TestTheBusCostsByTheNumberOfProcesses(t *testing.T) {
 	for _, c := range clients {
 		eventually(t, "all hear", c.Bus().Live)
 	}
-	common := "many:b:0"
+	common := "many:b:{many:0}"
 	var own []string
 	eventually(t, "each has a channel for its beats, which nobody else hears", func() bool {
 		var err error

@@ -2,6 +2,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -61,7 +62,7 @@ func New[K comparable, V any](client *Client, name string, loader Loader[K, V], 
 	}
 	c.redis = &redisTier{
 		client: client, name: name, prefix: len(c.keys.prefix), schema: policy.Schema, leaseTTL: policy.LeaseTTL,
-		waits: policy.LeaseWait != Off, stats: &c.stats,
+		wakes: policy.LeaseWait != Off && client.bus != nil, stats: &c.stats,
 	}
 	c.unconfirmed = &unconfirmed{
 		clock: client.clock,
@@ -89,7 +90,7 @@ func (c *Cache[K, V]) listener() invalidation.Handler {
 				c.client.stamps.move(c.keys.hashEncoded(key))
 				c.alarms.ring(key)
 			}
-			c.stats.told.Add(uint64(len(encoded)))
+			c.stats.received.Add(uint64(len(encoded)))
 		},
 		Wake: func(encoded []string) {
 			for _, key := range encoded {
@@ -306,23 +307,27 @@ func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 // the key is invalidated and the panic goes on. write does not run if ctx has ended, the key is bad or the client closed. To
 // delete a row, delete it and call Invalidate.
 //
-// An error that wraps ErrUnconfirmed or ErrCodec comes beside the value: write has committed, and the cache could not be
-// brought up to date (see Invalidate) or cannot hold the value.
+// An error that wraps ErrUnconfirmed, ErrUnpublished or ErrCodec comes beside the value: write has committed, and the cache could
+// not be brought up to date (see Invalidate), or was, and the others were not told, or cannot hold the value.
 func (c *Cache[K, V]) Update(ctx context.Context, key K, write func(context.Context) (V, error)) (V, error) {
 	var zero V
 	if write == nil {
 		return zero, opError("update", c.name, key, &ConfigError{"write", "nil", "give a function that commits and returns the value"})
 	}
 	v, err := c.write(ctx, key, write)
+	if err == nil || errors.Is(err, ErrUnpublished) {
+		v, _ = c.own(v, nil) // the local tier may hold it
+	}
 	if err != nil {
 		return v, opError("update", c.name, key, err)
 	}
-	return c.own(v, nil)
+	return v, nil
 }
 
 // Set puts a value into both tiers, to seed or warm them. The value was made before the call: if the source changes meanwhile,
 // an old value may stay until its TTL ends. After a write to the source use Invalidate or Update. An error says that the value
-// was not kept; what was there before is gone from this process, and from Redis too unless the error is ErrUnconfirmed.
+// was not kept; what was there before is gone from this process, and from Redis too unless the error is ErrUnconfirmed. Only beside
+// ErrUnpublished it is kept, and the others were not told.
 func (c *Cache[K, V]) Set(ctx context.Context, key K, value V) error {
 	_, err := c.write(ctx, key, func(context.Context) (V, error) { return value, nil })
 	if err != nil {

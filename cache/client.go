@@ -196,7 +196,7 @@ func (c *Client) register(name string, cache member) error {
 
 // Close ends the client and its caches; call it when the last request is done. All later calls return ErrClosed, the local
 // tiers included: calls under way return what they have or ErrClosed, loads are cancelled, fills and
-// deletes on their way are waited for. It takes no longer than the budgets and one second more, and returns an error if
+// deletes on their way are waited for. It takes no longer than twice the budgets and two and a half seconds, and returns an error if
 // something was still running then: a loader that does not heed its context, or a call that hangs in the Redis client. It may
 // be called at any time, also from a loader, and more than once: each call waits for the first and returns the same.
 func (c *Client) Close() error {
@@ -214,17 +214,16 @@ func (c *Client) Close() error {
 	return c.closeErr
 }
 
-// closeGrace is how long Close waits for loaders beyond the budgets.
+// closeGrace is how long Close waits beyond the budgets, before the bus ends.
 const closeGrace = time.Second
 
 func (c *Client) end() {
 	defer close(c.ended)
-	deadline := time.Now().Add(closeGrace)
-	c.ticking.Close(closeGrace)
-	flights := c.work.Close(time.Until(deadline) + 2*(c.config.ReadBudget+c.config.WriteBudget))
-	flights += c.deletes.Close(c.config.WriteBudget + 100*time.Millisecond)
+	deadline := time.Now().Add(closeGrace + 2*(c.config.ReadBudget+c.config.WriteBudget))
+	c.ticking.Close(time.Until(deadline))
+	flights := c.work.Close(time.Until(deadline)) + c.deletes.Close(time.Until(deadline))
 	bus := make(chan error, 1)
-	go func() { bus <- c.closeBus() }()
+	go func() { bus <- c.bus.Close() }()
 	loaders := c.loaders.Close(time.Until(deadline))
 	calls := c.read.Close(time.Until(deadline)) + c.write.Close(time.Until(deadline))
 	busErr := <-bus
@@ -237,11 +236,4 @@ func (c *Client) end() {
 		c.closeErr = fmt.Errorf("cache: close: still running: %d flights or writes, %d loaders, %d calls to Redis", flights, loaders, calls)
 	}
 	c.closeErr = errors.Join(c.closeErr, busErr)
-}
-
-func (c *Client) closeBus() error {
-	if c.bus == nil {
-		return nil
-	}
-	return c.bus.Close()
 }

@@ -61,7 +61,7 @@
 // A Redis user with an access list needs this, with the namespace that Config names, and pttl, pexpire and so on for the scripts:
 //
 //	ACL SETUSER app on >secret resetchannels ~nearside:c:* ~nearside:b:* &nearside:b:* -@all
-//	  +get +mget +set +unlink +getrange +setrange +pexpire +pttl +eval +evalsha +publish +subscribe +time +info +cluster|info
+//	  +get +mget +set +unlink +getrange +setrange +pexpire +pttl +eval +evalsha +publish +subscribe +time +info +cluster|info +client|info
 //
 // # Values are shared
 //

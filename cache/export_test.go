@@ -16,6 +16,9 @@ func (c *Client) Idle(t testing.TB) {
 // DropLocal voids all that the local tiers of a client hold.
 func (c *Client) DropLocal() { c.epoch.Add(1) }
 
+// DeleteDigest is what calls of the script that deletes hold, once the server knows it.
+func DeleteDigest() string { return digest(preludeLua + deleteLua) }
+
 // PhysicalKey returns the key under which Redis holds an entry.
 func (c *Cache[K, V]) PhysicalKey(t testing.TB, key K) string {
 	t.Helper()

@@ -83,7 +83,7 @@ func TestAnUpdateDoesNotSettleANewerDelete(t *testing.T) {
 	})
 	<-committed
 	source.Store(2)
-	proxy.DelayMatching("unlink", 20*time.Second)
+	proxy.DelayMatching(cache.DeleteDigest(), 20*time.Second)
 	if err := rows.Invalidate(t.Context(), "k"); !errors.Is(err, cache.ErrUnconfirmed) {
 		t.Fatalf("Invalidate: %v, want ErrUnconfirmed", err)
 	}
@@ -97,7 +97,7 @@ func TestAnUpdateDoesNotSettleANewerDelete(t *testing.T) {
 		}
 		client.DropLocal()
 	}
-	proxy.DelayMatching("unlink", 0)
+	proxy.DelayMatching(cache.DeleteDigest(), 0)
 }
 
 // TestInvalidateHoldsWhileTheClientCloses: a loader that does not heed its context keeps Close waiting.

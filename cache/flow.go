@@ -53,35 +53,35 @@ func flightsOf[K comparable, V any](attempts []*attempt[K, V]) []*flight[K, V] {
 	return flights
 }
 
-// ask reads Redis, lands the flights that it answers, and asks for the leases of those that miss. It returns the flights that
+// ask reads Redis, lands the flights that it answers, and asks for the leases of those that miss, or that should be woken. It returns the flights that
 // have not landed, each with what Redis last said of it.
 func (c *Cache[K, V]) ask(ctx context.Context, asked []*attempt[K, V]) (rest []*attempt[K, V]) {
 	if len(asked) == 0 {
 		return nil
 	}
-	var misses []*attempt[K, V]
+	var toLease []*attempt[K, V]
 	for i, r := range c.redis.read(ctx, physicalKeys(asked)) {
 		a := asked[i]
 		switch {
 		case c.landFound(a, r):
 		case a.reading.state == stateMiss:
 			c.stats.misses.Add(1)
-			misses = append(misses, a)
+			toLease = append(toLease, a)
 		case c.redis.wantsWaking(a.reading):
-			misses = append(misses, a)
+			toLease = append(toLease, a)
 		default:
 			rest = append(rest, a)
 		}
 	}
-	if len(misses) == 0 {
+	if len(toLease) == 0 {
 		return rest
 	}
-	rejects := make([]string, len(misses))
-	for i, a := range misses {
+	rejects := make([]string, len(toLease))
+	for i, a := range toLease {
 		rejects[i] = a.reject
 	}
-	for i, r := range c.redis.lease(ctx, leaseToRead, physicalKeys(misses), rejects) {
-		if a := misses[i]; !c.landFound(a, r) {
+	for i, r := range c.redis.lease(ctx, leaseToRead, physicalKeys(toLease), rejects) {
+		if a := toLease[i]; !c.landFound(a, r) {
 			rest = append(rest, a)
 		}
 	}

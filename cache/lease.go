@@ -92,7 +92,7 @@ func (r *redisTier) leaseCommand(ctx context.Context, mode leaseMode, physical, 
 	f := frame{kind: kindLease, schema: r.schema, key: physical}
 	raw := f.appendTo(make([]byte, 0, headerBytes+len(physical)))
 	flags := byte(0)
-	if r.waits && r.client.bus != nil {
+	if r.wakes {
 		flags = flagAwaited
 	}
 	return leaseScript.Command(ctx, physical, t[:], earlier[:], millis(r.leaseTTL), int(r.schema), string(mode),

@@ -45,7 +45,7 @@ type redisTier struct {
 	client   *Client
 	name     string // of the cache
 	prefix   int    // how much of a physical key comes before the encoded key
-	waits    bool   // for the leases of others
+	wakes    bool   // tells the holders of leases that it waits
 	schema   uint16
 	leaseTTL time.Duration
 	stats    *counters
@@ -147,7 +147,7 @@ func (r *redisTier) interpret(raw, physical string) reading {
 
 // wantsWaking tells whether the holder of a lease does not know yet that somebody waits. The script that takes leases tells it.
 func (r *redisTier) wantsWaking(reading reading) bool {
-	return r.waits && r.client.bus != nil && reading.state == stateLeased && reading.frame.flags&flagAwaited == 0
+	return r.wakes && reading.state == stateLeased && reading.frame.flags&flagAwaited == 0
 }
 
 // fresh tells whether a frame is certainly fresh. The server keeps a frame longer than that only while somebody has a lease on
@@ -250,7 +250,27 @@ func (r *redisTier) fill(ctx context.Context, frames []frame, ttls []time.Durati
 	return errs
 }
 
+// send makes one round trip of commands that publish, and says what became of their messages: who is sure that one was not
+// published spares the others a gap.
+func (r *redisTier) send(ctx context.Context, commands []*rediscall.Command, messages []invalidation.Outgoing) (sent int64, err error) {
+	sent = r.client.clock.now()
+	if err = r.client.write.Do(ctx, commands...); err != nil {
+		r.client.weather(err)
+	}
+	for i, m := range messages {
+		if c := commands[i]; err == nil && c.Err() != nil && !rediscall.Unknown(c.Err()) {
+			m.Void()
+		} else {
+			m.Done()
+		}
+	}
+	return sent, err
+}
+
 func (r *redisTier) fillTrip(ctx context.Context, frames []frame, ttls []time.Duration, why publication, errs []error) error {
+	if err := ctx.Err(); err != nil {
+		return err // before a number is taken
+	}
 	commands := make([]*rediscall.Command, len(frames))
 	messages := make([]invalidation.Outgoing, len(frames))
 	for i := range frames {
@@ -261,13 +281,8 @@ func (r *redisTier) fillTrip(ctx context.Context, frames []frame, ttls []time.Du
 		commands[i] = fillScript.Command(ctx, f.key, f.lease[:], raw[:offFresh], millis(ttls[i]), raw[offFill:offLease], raw[offKeyLen:],
 			messages[i].Channel, messages[i].Payload, string(why))
 	}
-	sent := r.client.clock.now()
-	err := r.client.write.Do(ctx, commands...)
-	for _, m := range messages {
-		m.Done()
-	}
+	sent, err := r.send(ctx, commands, messages)
 	if err != nil {
-		r.client.weather(err)
 		return err
 	}
 	for i, c := range commands {
@@ -310,28 +325,13 @@ func (r *redisTier) removeTrip(ctx context.Context, physical []string, errs []er
 	messages := make([]invalidation.Outgoing, len(physical))
 	for i, key := range physical {
 		messages[i] = r.message(toTell, key)
-		if r.client.bus == nil {
-			commands[i] = rediscall.NewCommand(ctx, "unlink", key)
-		} else {
-			commands[i] = deleteScript.Command(ctx, key, messages[i].Channel, messages[i].Payload)
-		}
+		commands[i] = deleteScript.Command(ctx, key, messages[i].Channel, messages[i].Payload)
 	}
-	sent := r.client.clock.now()
-	err := r.client.write.Do(ctx, commands...)
-	for _, m := range messages {
-		m.Done()
-	}
+	sent, err := r.send(ctx, commands, messages)
 	if err != nil {
-		r.client.weather(err)
 		return err
 	}
 	for i, c := range commands {
-		if r.client.bus == nil {
-			if errs[i] = c.Err(); c.Err() != nil {
-				r.client.weather(c.Err())
-			}
-			continue
-		}
 		reply, err := r.reply(c, sent, 2)
 		if err == nil {
 			err = r.published(reply)

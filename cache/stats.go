@@ -38,7 +38,7 @@ type Stats struct {
 	Invalidated uint64 // deletes asked for, by Invalidate or by a write
 	Unconfirmed uint64 // of these, those that Redis did not confirm
 	Unpublished uint64 // messages that Redis refused to publish
-	Told        uint64 // keys that other processes invalidated or wrote, as the bus told
+	Received    uint64 // keys that other processes invalidated or wrote, as the bus told
 
 	InFlight        int // flights now
 	UnconfirmedKeys int // keys for which this process does not use Redis now
@@ -65,7 +65,7 @@ type counters struct {
 	localFills, localRejected, localOvertaken            atomic.Uint64
 	badFrames, foreignFrames, wrongTypes, newerSchema    atomic.Uint64
 	decodeErrors, encodeErrors, invalidated, unconfirmed atomic.Uint64
-	unpublished, told                                    atomic.Uint64
+	unpublished, received                                atomic.Uint64
 }
 
 // Stats returns the counters of the cache.
@@ -79,7 +79,7 @@ func (c *Cache[K, V]) Stats() Stats {
 		LocalFills: s.localFills.Load(), LocalRejected: s.localRejected.Load(), LocalOvertaken: s.localOvertaken.Load(),
 		BadFrames: s.badFrames.Load(), ForeignFrames: s.foreignFrames.Load(), WrongTypes: s.wrongTypes.Load(),
 		NewerSchema: s.newerSchema.Load(), DecodeErrors: s.decodeErrors.Load(), EncodeErrors: s.encodeErrors.Load(),
-		Invalidated: s.invalidated.Load(), Unconfirmed: s.unconfirmed.Load(), Unpublished: s.unpublished.Load(), Told: s.told.Load(),
+		Invalidated: s.invalidated.Load(), Unconfirmed: s.unconfirmed.Load(), Unpublished: s.unpublished.Load(), Received: s.received.Load(),
 		InFlight: c.flights.len(), UnconfirmedKeys: c.unconfirmed.len(),
 	}
 	if c.local != nil {

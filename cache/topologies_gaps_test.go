@@ -25,8 +25,8 @@ func behaviourOwnMessage(t *testing.T, on *topology, m mode) {
 		}
 		return true
 	})
-	if s := p.a.Stats(); s.Told != 0 {
-		t.Errorf("the instance was told %d keys by itself", s.Told)
+	if s := p.a.Stats(); s.Received != 0 {
+		t.Errorf("the instance was told %d keys by itself", s.Received)
 	}
 }
 
@@ -115,7 +115,7 @@ func behaviourTwoCaches(t *testing.T, on *topology, m mode) {
 	p.b.comes(t, "k", v2)
 	ordersA.says(t, "k", v1)
 	ordersB.says(t, "k", v1)
-	if told := ordersB.Stats().Told; told != 0 {
+	if told := ordersB.Stats().Received; told != 0 {
 		t.Errorf("the other cache was told %d keys", told)
 	}
 	mustDo(t, ordersB.Invalidate(t.Context(), "k"))
@@ -155,7 +155,7 @@ func strangers(t *testing.T, p *pair, other *instance) {
 		p.a.twoBeats(t)
 	}
 	p.a.says(t, "k", v1)
-	if s, o := p.a.Stats(), other.Stats(); s.Told != 0 || o.Told != 0 {
-		t.Errorf("told of %d and %d keys of the other, want none", s.Told, o.Told)
+	if s, o := p.a.Stats(), other.Stats(); s.Received != 0 || o.Received != 0 {
+		t.Errorf("told of %d and %d keys of the other, want none", s.Received, o.Received)
 	}
 }

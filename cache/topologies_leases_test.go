@@ -33,7 +33,7 @@ func behaviourOvertaken(t *testing.T, on *topology, m mode) {
 			p.b.says(t, "k", v1)
 			p.b.client.Idle(t)
 			if p.bus { // who comes after the message does not share the slow load
-				eventually(t, "the message", func() bool { return p.a.Stats().Told > 0 })
+				eventually(t, "the message", func() bool { return p.a.Stats().Received > 0 })
 				p.a.says(t, "k", v1)
 			}
 			g.open()

@@ -45,7 +45,7 @@ func (c *Cache[K, V]) drop(ctx context.Context, targets []target[K]) map[K]error
 		defer mu.Unlock()
 		ended = true
 		failed := map[K]error{}
-		var owed []target[K]
+		var owed []string
 		var settled []target[K]
 		for i, t := range targets {
 			switch err := errs[i]; {
@@ -55,12 +55,12 @@ func (c *Cache[K, V]) drop(ctx context.Context, targets []target[K]) map[K]error
 				settled = append(settled, t)
 				failed[t.key] = err
 			default:
-				owed = append(owed, t)
+				owed = append(owed, t.physical)
 				failed[t.key] = fmt.Errorf("%w: %w", ErrUnconfirmed, err)
 			}
 		}
 		c.stats.unconfirmed.Add(uint64(len(owed)))
-		c.unconfirmed.owe(sequence, physicalOf(owed)...)
+		c.unconfirmed.owe(sequence, owed...)
 		c.moveAll(targets)
 		for _, t := range settled {
 			c.unconfirmed.settle(t.physical, sequence)
@@ -150,7 +150,7 @@ func (c *Cache[K, V]) write(ctx context.Context, key K, writer func(context.Cont
 	return enc.value, err
 }
 
-// written is a write that has committed, with what was taken before it began.
+// written is a write under way, with what was taken before it began.
 type written[K comparable] struct {
 	target[K]
 	lease    reading

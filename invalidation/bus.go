@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -54,27 +53,18 @@ type Handler struct {
 	Gap func(cause string)
 }
 
-// The causes of a gap, beside those of the subscription: error, silence, unconfirmed, unsubscribed.
-const (
-	CauseSubscribed = "subscribed" // the bus hears from now on; what came before was not heard
-	CauseHole       = "hole"       // a message of another publisher is missing
-	CauseNewServer  = "new server" // the server behind the commands changed: a failover or a restart
-	CauseNewer      = "newer"      // a message of a newer release, which this one cannot read
-	CauseBroken     = "broken"     // a message that cannot be read
-	CauseDatabase   = "database"   // the client uses another database than it seemed: nothing will be heard
-	CauseOverflow   = "overflow"   // more publishers, or more out of order, than can be followed
-)
-
 // Bus carries invalidations between the processes that share a Redis. See the package comment.
 type Bus struct {
 	config  Config
 	id      publisher
 	channel string // of all
 	own     string // of this bus
+	rights  string // the pattern of all channels, as access lists need it
 	calls   *rediscall.Runner
 	loop    *subscribe.Loop
 	out     *outbox
 	work    group.Group
+	opened  time.Time
 	stop    chan struct{}
 	kick    chan struct{} // asks for a heartbeat now; holds one
 	closing sync.Once
@@ -83,28 +73,12 @@ type Bus struct {
 	wrong atomic.Bool // the channel is that of another database
 
 	mu       sync.Mutex
-	handlers []*named  // guarded by mu; in the order of Subscribe; replaced, not changed
-	health   Health    // guarded by mu
-	server   string    // guarded by mu; the server that answered the last beat
-	beats    uint64    // guarded by mu; the number of the last beat sent
-	sent     time.Time // guarded by mu; when it was sent
-	warned   bool      // guarded by mu; a problem was logged since the last heartbeat came back
-	in       *inbox    // of the receiving goroutine
-}
-
-// Health is how a bus is doing.
-type Health struct {
-	Live  bool      // a heartbeat has come back over the subscription, and the next is not overdue
-	Since time.Time // when Live last changed
-	// LastBeat is when a heartbeat last came back, and Lag how long it took, from the command to the subscription: what a
-	// message takes to come here, as a measure and not as a bound.
-	LastBeat time.Time
-	Lag      time.Duration
-	Gaps     map[string]uint64 // by cause
-	Failed   uint64            // subscriptions that were given up before they were confirmed
-	Received uint64            // messages of other processes
-	Strange  uint64            // payloads on the channel that are not a message
-	Problem  error             // why the last heartbeat or subscription failed; nil when it did not
+	handlers []*named // guarded by mu; in the order of Subscribe; replaced, not changed
+	health   Health   // guarded by mu
+	server   string   // guarded by mu; the server that answered the last beat
+	warned   bool     // guarded by mu; a problem was logged since the last heartbeat came back
+	in       *inbox   // of the receiving goroutine
+	unread   string   // of the receiving goroutine; why something came that could not be read since the last heartbeat
 }
 
 // ErrClosed says that the bus was closed.
@@ -151,11 +125,13 @@ func Open(rdb redis.UniversalClient, config Config) (*Bus, error) {
 	}
 	id := newPublisher()
 	number, sure := database(rdb)
-	channel := fmt.Sprintf("%s:b:%d", strings.NewReplacer("%", "%25", ":", "%3A").Replace(config.Namespace), number)
+	// In a cluster the hash tag puts both channels on one node.
+	namespace := strings.NewReplacer("%", "%25", ":", "%3A").Replace(config.Namespace)
+	channel := fmt.Sprintf("%s:b:{%[1]s:%d}", namespace, number)
 	b := &Bus{
-		config: config, id: id, channel: channel, own: channel + ":" + id.String(),
+		config: config, id: id, channel: channel, own: channel + ":" + id.String(), rights: namespace + ":b:*",
 		calls: rediscall.NewRunner(rdb, config.Budget),
-		out:   newOutbox(), in: newInbox(), stop: make(chan struct{}), kick: make(chan struct{}, 1),
+		out:   newOutbox(), in: newInbox(config.Heartbeat), opened: time.Now(), stop: make(chan struct{}), kick: make(chan struct{}, 1),
 		health: Health{Gaps: map[string]uint64{}, Since: time.Now()},
 	}
 	b.loop = subscribe.Start(rdb, subscribe.Config{
@@ -200,36 +176,27 @@ func (b *Bus) checkDatabase(number int) (checked bool) {
 }
 
 // Close ends the bus, and tells the others its last number: no handler is called after it returned. It is bounded by the budget
-// and a second, and may be called at any time and more than once, but not from a handler.
+// and a second, and may be called at any time and more than once, but not from a handler. A nil Bus is closed.
 func (b *Bus) Close() error {
-	b.closing.Do(func() { close(b.stop) })
+	if b == nil {
+		return nil
+	}
+	first := false
+	b.closing.Do(func() {
+		first = true
+		close(b.stop)
+	})
 	deadline := time.Now().Add(b.config.Budget + time.Second)
 	left := b.work.Close(time.Until(deadline))
 	left += b.loop.Close(time.Until(deadline)) + b.calls.Close(time.Until(deadline))
 	b.setLive(false)
+	if first {
+		b.gap(CauseClosed)
+	}
 	if left > 0 {
 		return fmt.Errorf("invalidation: close: %d calls to Redis still hang", left)
 	}
 	return nil
-}
-
-// Live tells whether the bus hears: a heartbeat has come back over its subscription, and the next is not overdue. A nil Bus hears
-// nothing.
-func (b *Bus) Live() bool { return b != nil && b.live.Load() }
-
-// Health tells how the bus is doing. A nil Bus has the problem that it is none.
-func (b *Bus) Health() Health {
-	if b == nil {
-		return Health{Problem: errNoBus}
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	h := b.health
-	h.Live, h.Gaps = b.live.Load(), maps.Clone(h.Gaps)
-	if b.wrong.Load() {
-		h.Problem = errHiddenDatabase
-	}
-	return h
 }
 
 // named is a handler and the name whose messages it gets.
@@ -258,109 +225,50 @@ func (b *Bus) subscribers() []*named {
 	return b.handlers
 }
 
-// Publish tells the other processes to forget some keys of a name, after what they stand for has changed. It returns an error
-// if Redis did not take it; the others may have heard it all the same. Keys of more than 64 KiB together go in several
-// messages; a single one of that size is refused.
-func (b *Bus) Publish(ctx context.Context, name string, keys ...string) error {
-	select {
-	case <-b.stop:
-		return fmt.Errorf("invalidation: publish %q: %w", name, ErrClosed)
-	default:
-	}
-	for len(keys) > 0 {
-		n, size := 0, headerBytes+4+len(name)
-		for n < len(keys) && size+4+len(keys[n]) <= maxMessageBytes {
-			size += 4 + len(keys[n])
-			n++
-		}
-		if n == 0 {
-			return fmt.Errorf("invalidation: publish %q: a key of %d bytes: at most %d fit into a message", name, len(keys[0]), maxMessageBytes-size-4)
-		}
-		out := b.Prepare(name, keys[:n]...)
-		c := rediscall.NewCommand(ctx, "publish", out.Channel, out.Payload)
-		err := b.calls.Do(ctx, c)
-		out.Done()
-		if err == nil {
-			err = c.Err()
-		}
-		if err != nil {
-			return fmt.Errorf("invalidation: publish %q: %w", name, err)
-		}
-		keys = keys[n:]
-	}
-	return nil
-}
-
-// Outgoing is a message for somebody else to publish, in a script that changes what it speaks of.
-type Outgoing struct {
-	Channel, Payload string
-	done             func()
-}
-
-// Prepare numbers a message. Done must be called when it was published, or will not be.
-func (b *Bus) Prepare(name string, keys ...string) Outgoing {
-	m := message{kind: keysMessage, from: b.id, number: b.out.next(), name: name, keys: keys}
-	return Outgoing{b.channel, string(m.append(nil)), func() { b.out.done(m.number) }}
-}
-
-// PrepareWake makes a message for Handler.Wake. It has no number: it may be published or not, and nobody finds out.
-func (b *Bus) PrepareWake(name string, keys ...string) Outgoing {
-	m := message{kind: wakeMessage, from: b.id, name: name, keys: keys}
-	return Outgoing{Channel: b.channel, Payload: string(m.append(nil))}
-}
-
-// Done says that the message was published or will not be. If it was lost, the others find out.
-func (o Outgoing) Done() {
-	if o.done != nil {
-		o.done()
-	}
-}
-
 // beat sends the heartbeats, and tells the others of the last number.
 func (b *Bus) beat(database int, sure bool) {
 	ticker := time.NewTicker(b.config.Heartbeat)
 	defer ticker.Stop()
-	for due := true; ; {
-		sure = sure || b.checkDatabase(database)
-		b.sendBeat()
-		if due {
-			b.tell()
-		}
+	for {
+		tell := b.out.tell
 		select {
 		case <-ticker.C:
-			due = true
 		case <-b.kick:
-			due = false
+			tell = nil // it is due once a heartbeat
 		case <-b.stop:
-			if last, first, ok := b.out.tellAll(); ok {
-				b.sendLast(last, first)
-			}
+			b.tell(b.out.tellAll())
+			return
+		}
+		sure = sure || b.checkDatabase(database)
+		b.sendBeat()
+		if tell != nil {
+			b.tell(tell())
+		}
+	}
+}
+
+// tell tells the others which numbers this bus has used, and first which of these mean nothing. What fails is told at the next
+// heartbeat.
+func (b *Bus) tell(l last) {
+	for _, number := range l.void {
+		if _, err := b.send(b.channel, message{kind: keysMessage, from: b.id, number: number}); err != nil {
 			return
 		}
 	}
-}
-
-// tell is due once a heartbeat.
-func (b *Bus) tell() {
-	if last, first, ok := b.out.tell(); ok {
-		b.sendLast(last, first)
+	if l.number == 0 {
+		return
 	}
-}
-
-// sendLast tells the others the last number of this bus, and the first since it was silent. If that fails, the next may not.
-func (b *Bus) sendLast(last, first uint64) {
-	_, _ = b.send(b.channel, message{kind: lastMessage, from: b.id, number: last, first: first})
+	if _, err := b.send(b.channel, message{kind: lastMessage, from: b.id, number: l.number, first: l.first}); err == nil {
+		b.out.told(l)
+	}
 }
 
 // sendBeat publishes a heartbeat by the way that commands go. Its reply names the server.
 func (b *Bus) sendBeat() {
-	b.mu.Lock()
-	b.beats++
-	b.sent = time.Now()
-	m := message{kind: beatMessage, from: b.id, number: b.beats}
-	b.mu.Unlock()
-	server, err := b.send(b.own, m)
-	b.problem(err)
+	server, err := b.send(b.own, message{kind: beatMessage, from: b.id, first: uint64(time.Since(b.opened))})
+	if err != nil {
+		b.problem(err)
+	}
 	if err != nil || server == "" {
 		return
 	}
@@ -390,130 +298,4 @@ func (b *Bus) send(channel string, m message) (server string, err error) {
 		b.config.ServerTime(time.Unix(seconds, micros*1000), sent, time.Now())
 	}
 	return reply[0], nil
-}
-
-// problem notes why the bus cannot work, and logs what only a person can mend.
-func (b *Bus) problem(err error) {
-	b.mu.Lock()
-	b.health.Problem = err
-	say := err != nil && rediscall.Classify(err) == rediscall.Denied && !b.warned
-	b.warned = b.warned || say
-	b.mu.Unlock()
-	if say {
-		b.config.Logger.Warn("nearside: the bus does not work, and local tiers keep entries for a short time only: grant the Redis user "+
-			"what the documentation of package invalidation lists, among it the channels and the keys of the bus: &"+b.channel+"* ~"+b.channel+"*",
-			"error", err)
-	}
-}
-
-// lost, subscribed and received are called by the loop, one at a time.
-
-func (b *Bus) lost(cause string, err error) {
-	if rediscall.Classify(err) == rediscall.Denied {
-		b.problem(err)
-	}
-	if b.setLive(false) {
-		b.gap(cause)
-		return
-	}
-	// Since the last gap nobody was told that anything would be heard.
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.health.Failed++
-}
-
-func (b *Bus) subscribed() {
-	b.in = newInbox()
-	select {
-	case b.kick <- struct{}{}: // the first heartbeat will tell whether anything comes
-	default:
-	}
-}
-
-func (b *Bus) setLive(live bool) (changed bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.live.Swap(live) == live {
-		return false
-	}
-	b.health.Since = time.Now()
-	return true
-}
-
-// gap tells all handlers.
-func (b *Bus) gap(cause string) {
-	b.mu.Lock()
-	b.health.Gaps[cause]++
-	b.mu.Unlock()
-	for _, h := range b.subscribers() {
-		if h.Gap != nil {
-			h.Gap(cause)
-		}
-	}
-}
-
-func (b *Bus) received(channel, payload string) {
-	m, err := parseMessage(payload)
-	switch {
-	case errors.Is(err, errNewerMessage):
-		b.gap(CauseNewer)
-		return
-	case errors.Is(err, errBrokenMessage):
-		b.gap(CauseBroken)
-		return
-	case err != nil:
-		b.mu.Lock()
-		b.health.Strange++
-		b.mu.Unlock()
-		return
-	case m.kind == wakeMessage: // also one's own: who waits may be another goroutine of this process
-		for _, h := range b.subscribers() {
-			if h.name == m.name && h.Wake != nil {
-				h.Wake(m.keys)
-			}
-		}
-		return
-	case m.from == b.id:
-		if m.kind == beatMessage && channel == b.own {
-			b.heardBeat(m.number)
-		}
-		return
-	case channel != b.channel:
-		return
-	}
-	now := time.Now()
-	switch m.kind {
-	case keysMessage:
-		b.mu.Lock()
-		b.health.Received++
-		b.mu.Unlock()
-		for _, h := range b.subscribers() {
-			if h.name == m.name && h.Keys != nil {
-				h.Keys(m.keys)
-			}
-		}
-		if !b.in.came(&m, now) {
-			b.in = newInbox()
-			b.gap(CauseOverflow)
-		}
-	case lastMessage:
-		if b.in.lacks(&m, now) {
-			b.gap(CauseHole)
-		}
-	}
-}
-
-func (b *Bus) heardBeat(number uint64) {
-	b.loop.Beat()
-	if !b.live.Load() && !b.wrong.Load() {
-		b.gap(CauseSubscribed)
-		b.setLive(true)
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.warned = false
-	b.health.LastBeat = time.Now()
-	if number == b.beats {
-		b.health.Lag = time.Since(b.sent)
-	}
 }

@@ -27,7 +27,8 @@
 // # What is promised
 //
 // While Live reports true, what another process published is handed to Keys, in the time that Health.Lag shows. What was lost
-// is known within Config.Silence of its loss at the latest, by a call of Gap. A process's own messages are not handed to it: it
+// is known, by a call of Gap, within Config.Silence of its loss at the latest; or, if a single message was lost between the nodes of a
+// cluster, within two heartbeats and a call's budget. A process's own messages are not handed to it: it
 // forgets by itself what it changes. While Live reports false nothing is promised: keep nothing then, or for a short time. What was
 // read before a call of Keys or Gap may be old by then: do not keep it afterwards. The example shows both.
 //
@@ -40,10 +41,10 @@
 //
 // A Redis user with an access list needs the channels &<namespace>:b:* and, since a script names its channel as a key, the keys
 // ~<namespace>:b:*; and the commands eval, evalsha, publish, subscribe and time; info and cluster|info too, or it is not noticed when
-// another server has taken over.
+// another server has taken over; client|info where the client is not a *redis.Client.
 //
 // # Concurrency
 //
 // All methods may be called at any time from any goroutine. Handlers are called one at a time, from one goroutine of the bus:
-// a handler must not block, and must not call Close or Subscribe.
+// a handler must not block, and must not call Close.
 package invalidation

@@ -23,8 +23,9 @@ func (p publisher) String() string { return hex.EncodeToString(p[:]) }
 //	3  1  format
 //	4  1  kind
 //	5  8  publisher
-//	13 8  number: of keysMessage its own, of lastMessage the publisher's last one, of beatMessage the beat's
-//	21 8  of lastMessage: the first number that the publisher has told of since it was silent
+//	13 8  number: of keysMessage its own, of lastMessage the publisher's last one
+//	21 8  first: of lastMessage the first number that the publisher has told of since it was silent, of beatMessage when it was
+//	      sent, in nanoseconds since its bus was opened
 //	29    of keysMessage and wakeMessage: the name and the keys, each after its length in four bytes
 const (
 	messageMagic  = "\x9fNB"

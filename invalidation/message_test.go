@@ -78,7 +78,7 @@ func TestNumbers(t *testing.T) {
 		{"all missing", nil, last(3, 1), true},
 		{"a burst that began later", []uint64{8, 9}, last(9, 8), false},
 	} {
-		in := newInbox()
+		in := newInbox(-time.Hour) // not young
 		for _, n := range test.came {
 			in.came(keys(n), now)
 		}
@@ -93,26 +93,60 @@ func TestNumbers(t *testing.T) {
 
 func TestAnOutboxTellsOfWhatIsDoneAndOnceMore(t *testing.T) {
 	o := newOutbox()
-	tell := func(want uint64, wantFirst uint64) {
+	tell := func(want, wantFirst uint64) {
 		t.Helper()
-		last, first, ok := o.tell()
-		if ok != (want > 0) || ok && (last != want || first != wantFirst) {
-			t.Errorf("tells %d from %d (%v), want %d from %d", last, first, ok, want, wantFirst)
+		l := o.tell()
+		if l.number != want || want > 0 && l.first != wantFirst {
+			t.Errorf("tells %+v, want %d from %d", l, want, wantFirst)
+		}
+		if l.number > 0 {
+			o.told(l)
 		}
 	}
 	tell(0, 0) // silent while there is nothing
 	a, b := o.next(), o.next()
-	o.done(b)
+	o.done(b, false)
 	tell(0, 0) // a is on its way
-	o.done(a)
+	o.done(a, false)
 	tell(0, 0) // a heartbeat for both to arrive
 	tell(2, 1)
 	tell(2, 1) // once more
 	tell(0, 0)
 	c := o.next()
-	o.done(c)
+	o.done(c, false)
 	tell(0, 0)
-	tell(3, 3)
+	if l := o.tell(); l.number != 3 || l.first != 3 {
+		t.Errorf("tells %+v", l)
+	}
+	tell(3, 3) // what was not told is said again
 	tell(3, 3)
 	tell(0, 0)
+	o.done(o.next(), true)
+	if l := o.tell(); len(l.void) != 1 || l.void[0] != 4 || l.number != 0 {
+		t.Errorf("tells %+v, want that 4 is void", l)
+	}
+	if l := o.tellAll(); l.number != 4 || len(l.void) != 1 {
+		t.Errorf("tells %+v in the end", l)
+	}
+	tell(4, 4)
+	if l := o.tell(); len(l.void) != 0 {
+		t.Errorf("tells %+v again", l)
+	}
+}
+
+// TestAYoungInbox: what a busy publisher tells in the first heartbeat is of before the subscription.
+func TestAYoungInbox(t *testing.T) {
+	now := time.Now()
+	from := newPublisher()
+	in := newInbox(time.Hour)
+	in.came(&message{kind: keysMessage, from: from, number: 9}, now)
+	if in.lacks(&message{kind: lastMessage, from: from, number: 7, first: 1}, now) {
+		t.Error("what was published before the subscription is missing")
+	}
+	if in.lacks(&message{kind: lastMessage, from: from, number: 8, first: 1}, now) == false {
+		t.Error("8 is not missing")
+	}
+	if in.lacks(&message{kind: lastMessage, from: from, number: 9, first: 1}, now) {
+		t.Error("9 came")
+	}
 }

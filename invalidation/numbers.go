@@ -1,19 +1,27 @@
 package invalidation
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
 
 // outbox numbers the messages of this bus, and knows which numbers it may tell of.
 type outbox struct {
-	mu    sync.Mutex
-	last  uint64              // the last number given out; all fields are guarded by mu
-	open  map[uint64]struct{} // given out, and perhaps still on its way to Redis
-	ripe  uint64              // what could be told of one heartbeat ago: messages told of had that long to arrive
-	told  uint64
-	first uint64 // the first number since this bus was last silent
-	again bool   // told is to be told once more
+	mu     sync.Mutex
+	last   uint64              // the last number given out; all fields are guarded by mu
+	open   map[uint64]struct{} // given out, and perhaps still on its way to Redis
+	void   []uint64            // not published, and not told of yet
+	ripe   uint64              // what could be told of one heartbeat ago: messages told of had that long to arrive
+	latest uint64              // the last that was told
+	first  uint64              // the first number since this bus was last silent
+	again  bool                // latest is to be told once more
+}
+
+// last is what to tell the others.
+type last struct {
+	number, first uint64 // 0: nothing
+	void          []uint64
 }
 
 func newOutbox() *outbox { return &outbox{open: map[uint64]struct{}{}, first: 1} }
@@ -27,47 +35,68 @@ func (o *outbox) next() uint64 {
 	return o.last
 }
 
-// done says that a message was published, or that it never will be, or that nobody knows: in the last two cases those who
-// lack it have a gap.
-func (o *outbox) done(number uint64) {
+// done says that a message was published, or that nobody knows: then those who lack it have a gap; or that it is void.
+func (o *outbox) done(number uint64, void bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if _, ok := o.open[number]; !ok {
+		return
+	}
 	delete(o.open, number)
+	if void && len(o.void) < maxVoid { // past that they count as lost
+		o.void = append(o.void, number)
+	}
 }
 
-// tell is called once a heartbeat, and says what to tell the others, if anything.
-func (o *outbox) tell() (last, first uint64, ok bool) {
+// maxVoid bounds the void numbers that wait to be told.
+const maxVoid = 1000
+
+// tell is called once a heartbeat, and says what to tell the others. It says the same again until told is called.
+func (o *outbox) tell() (l last) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	complete := o.last
 	for number := range o.open {
 		complete = min(complete, number-1)
 	}
-	last, o.ripe = o.ripe, complete
+	ripe := o.ripe
+	o.ripe = complete
+	l.void = slices.Clone(o.void)
 	switch {
-	case last > o.told:
-		o.told, o.again = last, true
+	case ripe > o.latest:
+		l.number, l.first = ripe, o.first
 	case o.again:
-		o.again = false
-	default:
-		if o.told == o.last {
-			o.first = o.last + 1
-		}
-		return 0, 0, false
+		l.number, l.first = o.latest, o.first
+	case o.latest == o.last:
+		o.first = o.last + 1
 	}
-	return o.told, o.first, true
+	return l
 }
 
 // tellAll is called when the bus ends, and says what was not told yet.
-func (o *outbox) tellAll() (last, first uint64, ok bool) {
+func (o *outbox) tellAll() (l last) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.last, o.first, o.last > o.told || o.again
+	if o.last > o.latest || o.again {
+		l.number, l.first = o.last, o.first
+	}
+	l.void = slices.Clone(o.void)
+	return l
+}
+
+// told says that the others were told.
+func (o *outbox) told(l last) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.again = l.number > o.latest
+	o.latest = max(o.latest, l.number)
+	o.void = slices.DeleteFunc(o.void, func(n uint64) bool { return slices.Contains(l.void, n) })
 }
 
 // inbox knows which numbers of the other publishers came. It belongs to the goroutine that receives.
 type inbox struct {
-	from map[publisher]*heard
+	from  map[publisher]*heard
+	young time.Time // until then, the last number of a publisher covers what came before the subscription, and no more
 }
 
 // heard is what came from one publisher.
@@ -84,7 +113,11 @@ const (
 	idlePublisher = 10 * time.Minute
 )
 
-func newInbox() *inbox { return &inbox{from: map[publisher]*heard{}} }
+// newInbox begins with a subscription. A publisher tells of what is a heartbeat old: so in the first heartbeat it tells of what came
+// before.
+func newInbox(heartbeat time.Duration) *inbox {
+	return &inbox{from: map[publisher]*heard{}, young: time.Now().Add(heartbeat)}
+}
 
 // of returns what came from a publisher, or nil if there are too many to follow.
 func (i *inbox) of(p publisher, now time.Time) *heard {
@@ -130,6 +163,14 @@ func (i *inbox) lacks(m *message, now time.Time) bool {
 	}
 	if !h.known {
 		h.known, h.base = true, max(m.first, 1)-1
+		if now.Before(i.young) {
+			h.base = max(h.base, m.number)
+		}
+		for number := range h.above {
+			if number <= h.base {
+				delete(h.above, number)
+			}
+		}
 	}
 	missing := false
 	for ; h.base < m.number; h.base++ {

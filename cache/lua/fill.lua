@@ -2,10 +2,10 @@
 -- KEYS[1]  the key
 -- ARGV     1 token  2 the frame up to its freshness  3 TTL, ms  4 the frame from its fill id up to its lease
 --          5 the frame after its lease  6 channel of the bus, or ''  7 a message
---          8 'tell' (publish it) or 'wake' (only if somebody waits for this lease)
+--          8 'tell' (publish it, also if the lease is void: it has a number) or 'wake' (only if somebody waits for this lease)
 -- Returns  {1 written or 0 refused, time, '' or why the message was not published}
 local t = now()
-if not holds(ARGV[1]) then return {0, t, ''} end
+if not holds(ARGV[1]) then return {0, t, ARGV[8] == 'tell' and publish(ARGV[6], ARGV[7]) or ''} end
 local tell = ARGV[8] == 'tell' or awaited()
 local ttl = tonumber(ARGV[3])
 local until_ = write64(t + ttl * 1000)

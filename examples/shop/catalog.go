@@ -14,6 +14,9 @@ type catalog struct {
 	cache *cache.Cache[int64, Product]
 }
 
+// putTimeout bounds a commit.
+const putTimeout = 5 * time.Second
+
 func newCatalog(client *cache.Client, store *store) (*catalog, error) {
 	products, err := cache.New(client, "product", store.findProducts, cache.Policy{
 		TTL:         10 * time.Minute,
@@ -34,11 +37,10 @@ func (c *catalog) find(ctx context.Context, ids []int64) (map[int64]Product, err
 // put writes a product: commit first, then Invalidate. The second result says that the write stands, and that Redis did not confirm
 // the invalidation: this instance answers with the new row all the same, others perhaps not before their entry ends.
 func (c *catalog) put(ctx context.Context, p Product) (written Product, late, err error) {
-	// From here on the request's end must not come between the commit and the invalidation.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	ctx = context.WithoutCancel(ctx) // the request's end must not come between the two
+	commit, cancel := context.WithTimeout(ctx, putTimeout)
 	defer cancel()
-	written, err = c.store.putProduct(ctx, p)
-	// Also after an error: the commit may have happened.
-	late = c.cache.Invalidate(context.WithoutCancel(ctx), p.ID)
+	written, err = c.store.putProduct(commit, p)
+	late = c.cache.Invalidate(ctx, p.ID) // also after an error: the commit may have happened
 	return written, late, err
 }

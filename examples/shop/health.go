@@ -11,9 +11,8 @@ import (
 // health answers /healthz: 200 while this instance can answer requests for any product, else 503. It can without Redis, and not
 // without the database.
 type health struct {
-	client   *cache.Client
-	db       *store
-	stopping <-chan struct{}
+	client *cache.Client
+	db     *store
 }
 
 type healthReport struct {
@@ -36,13 +35,8 @@ func (h *health) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), time.Second)
 	defer cancel()
 	report := healthReport{Ready: true, Database: "ok", Redis: h.client.Stats().RedisErrors}
-	if err := h.db.db.PingContext(ctx); err != nil {
+	if err := h.db.ping(ctx); err != nil {
 		report.Ready, report.Database = false, "does not answer"
-	}
-	select {
-	case <-h.stopping:
-		report.Ready = false
-	default:
 	}
 	bus := h.client.Bus().Health()
 	report.Bus = busReport{bus.Live, bus.Since, float64(bus.Lag.Microseconds()) / 1000, bus.Gaps}

@@ -36,6 +36,7 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends it at once
 	log := slog.New(slog.NewJSONHandler(os.Stdout, nil))
 	config := config{addr: *addr, redisURL: os.Getenv("REDIS_URL"), databaseURL: os.Getenv("DATABASE_URL"), log: log}
 	if err := run(ctx, config, func(net.Addr, *catalog) {}); err != nil {
@@ -50,8 +51,11 @@ type config struct {
 	log                   *slog.Logger
 }
 
-// drainTime is how long requests under way may take when the service is told to stop.
-const drainTime = 10 * time.Second
+// drainTime is how long requests under way may take when the service is told to stop: longer than any of them, so that no write
+// comes between its commit and its invalidation.
+const drainTime = readTimeout + putTimeout + 2*time.Second
+
+const readTimeout = 5 * time.Second // for a whole request
 
 // run serves until ctx ends, and tells ready where it listens and what it serves. What is opened first is closed last: the requests end before the cache, and the
 // cache before what it uses.
@@ -94,10 +98,10 @@ func run(ctx context.Context, config config, ready func(net.Addr, *catalog)) (er
 	if err != nil {
 		return err
 	}
-	s := newServer(products, &health{client: client, db: db, stopping: ctx.Done()}, config.log)
+	s := newServer(products, &health{client: client, db: db}, config.log)
 	server := &http.Server{
-		Handler:           s,
-		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
+		Handler:     s,
+		ReadTimeout: readTimeout, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
 		MaxHeaderBytes: 16 << 10,
 		ErrorLog:       slog.NewLogLogger(config.log.Handler(), slog.LevelWarn),
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"log/slog"
 	"mime"
@@ -56,6 +57,8 @@ type statusWriter struct {
 	status int
 }
 
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
 func (w *statusWriter) WriteHeader(status int) {
 	w.status = status
 	w.ResponseWriter.WriteHeader(status)
@@ -74,7 +77,7 @@ func (s *server) getProduct(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		s.unavailable(w, r, err)
 	default:
-		tag := fmt.Sprintf(`"%d-%d"`, p.ID, p.Version)
+		tag := tagOf(p)
 		mayCache(w, r, tag)
 		if hasTag(r.Header.Values("If-None-Match"), tag) {
 			w.WriteHeader(http.StatusNotModified)
@@ -215,6 +218,13 @@ func mayCache(w http.ResponseWriter, r *http.Request, tag string) {
 	w.Header().Set("ETag", tag)
 }
 
+// tagOf is the same for the same content only. The version alone will not do: a database that was restored counts anew.
+func tagOf(p Product) string {
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%d %d %d %s", p.ID, p.Version, p.Cents, p.Name)
+	return fmt.Sprintf(`"%x"`, h.Sum64())
+}
+
 // hasTag tells whether an If-None-Match names a tag (RFC 9110, 13.1.2: by weak comparison).
 func hasTag(headers []string, tag string) bool {
 	for _, header := range headers {
@@ -227,11 +237,9 @@ func hasTag(headers []string, tag string) bool {
 	return false
 }
 
-// unavailable says that there is no answer now: the database is away, or slow, and no tier holds what was asked for.
+// unavailable says that there is no answer now: the database is away, or slow, and no tier holds what was asked for. It says so
+// also when the request has ended, since a client that has only finished sending still reads.
 func (s *server) unavailable(w http.ResponseWriter, r *http.Request, err error) {
-	if r.Context().Err() != nil {
-		return // nobody listens any more
-	}
 	s.log.Error("no answer", "path", r.URL.Path, "error", err)
 	w.Header().Set("Retry-After", "1")
 	writeError(w, http.StatusServiceUnavailable, "not available now: try again")

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -19,7 +20,10 @@ type Product struct {
 }
 
 // store is the table of products, in PostgreSQL or SQLite. It knows nothing of caches.
-type store struct{ db *sql.DB }
+type store struct {
+	db   *sql.DB
+	side *sql.DB // a connection of its own for ping: a full pool is no database that is away
+}
 
 const schema = `CREATE TABLE IF NOT EXISTS product (
 	id BIGINT PRIMARY KEY, name TEXT NOT NULL, cents BIGINT NOT NULL, version BIGINT NOT NULL)`
@@ -38,21 +42,31 @@ func openStore(ctx context.Context, url string) (*store, error) {
 	if driver == "sqlite" {
 		db.SetMaxOpenConns(1) // each connection to :memory: is a database of its own
 	}
-	s := &store{db}
+	s := &store{db: db, side: db}
+	if driver == "pgx" {
+		if s.side, err = sql.Open(driver, url); err != nil {
+			db.Close()
+			return nil, fmt.Errorf("DATABASE_URL: %w", err)
+		}
+		s.side.SetMaxOpenConns(1)
+	}
 	if _, err := db.ExecContext(ctx, schema); err != nil {
-		db.Close()
+		s.close()
 		return nil, fmt.Errorf("DATABASE_URL: %w", err)
 	}
 	for id := int64(1); driver == "sqlite" && id <= 20; id++ {
 		if _, err := s.putProduct(ctx, Product{ID: id, Name: fmt.Sprintf("product %d", id), Cents: 100 * id}); err != nil {
-			db.Close()
+			s.close()
 			return nil, err
 		}
 	}
 	return s, nil
 }
 
-func (s *store) close() error { return s.db.Close() }
+func (s *store) close() error { return errors.Join(s.side.Close(), s.db.Close()) }
+
+// ping asks whether the database answers.
+func (s *store) ping(ctx context.Context) error { return s.side.PingContext(ctx) }
 
 // findProducts reads some products by one query. Those that do not exist are not in the map.
 func (s *store) findProducts(ctx context.Context, ids []int64) (map[int64]Product, error) {

@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -169,5 +171,28 @@ func TestStopWaitsForRequests(t *testing.T) {
 	}
 	if err := <-ended; err != nil {
 		t.Errorf("the end: %v", err)
+	}
+}
+
+// TestAClientThatHasFinishedSending still reads: net/http ends its context, and it must not get an empty success for that.
+func TestAClientThatHasFinishedSending(t *testing.T) {
+	servers := realServers(t)
+	s := servers.start(t)
+	release := servers.lock(t)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprint(conn, "GET /products/1 HTTP/1.1\r\nHost: shop\r\nConnection: close\r\n\r\n")
+	servers.awaitBlocked(t, 1)
+	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	servers.awaitBlocked(t, 0) // the load had one caller, who seems to have left
+	release()
+	raw, err := io.ReadAll(conn)
+	if status, _, _ := strings.Cut(string(raw), "\r\n"); err != nil || status != "HTTP/1.1 503 Service Unavailable" {
+		t.Errorf("%s, %v", status, err)
 	}
 }

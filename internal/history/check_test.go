@@ -93,9 +93,10 @@ func (c *checker) confirm(era int, key string, version int) {
 		return
 	}
 	now := time.Now()
-	// Of what is older than the bound only the last counts.
+	// Of what is older than the bound only the newest version counts.
 	old := 0
 	for old+1 < len(r.confirmed) && now.Sub(r.confirmed[old+1].at) > c.bound {
+		r.confirmed[old+1].version = max(r.confirmed[old].version, r.confirmed[old+1].version)
 		old++
 	}
 	r.confirmed = append(slices.Delete(r.confirmed, 0, old), confirmation{now, version})

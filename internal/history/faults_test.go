@@ -143,6 +143,9 @@ func (w *world) weather(t testing.TB, times, answers int) (seen map[string]int) 
 				return seen
 			}
 			time.Sleep(someTime()) // good weather, as much as it takes to hear again or less
+			if w.topology.cluster {
+				time.Sleep(found)
+			}
 		}
 		done = seen[names[0]] >= times && w.check.count() >= answers
 	}

@@ -2,11 +2,9 @@ package history
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"strings"
 	"testing"
 	"time"
 
@@ -22,7 +20,7 @@ const (
 	readBudget  = 60 * time.Millisecond
 	writeBudget = 120 * time.Millisecond
 	degradedTTL = 300 * time.Millisecond
-	ttl         = 5 * time.Second
+	ttl         = 20 * time.Second // much longer than the bound: what is wrong stays wrong
 	// bound is the longest way to learn of something: the silence of three beats, then what was taken in while the bus was
 	// known to be deaf; the rest is for a busy machine and for the pause of a whole process.
 	bound = 3*heartbeat + degradedTTL + 2*time.Second
@@ -68,22 +66,18 @@ func openCache(rdb redis.UniversalClient, d database, namespace string, local bo
 		policy.LocalTTL = cache.Off
 	}
 	rows, err := cache.New(client, cacheName, d.load, policy)
-	return client, rows, errors.Join(err)
+	return client, rows, err
 }
 
 // mark tells the other instances, behind an invalidation and by the same node, which version it was about.
-func mark(ctx context.Context, bus *invalidation.Bus, rdb redis.UniversalClient, key string, version int) {
+func mark(ctx context.Context, bus *invalidation.Bus, rdb redis.UniversalClient, namespace, key string, version int) {
 	m := bus.Prepare(marksName, fmt.Sprintf("%s/%d", key, version))
 	defer m.Done()
-	rdb.Eval(ctx, "return redis.call('PUBLISH', ARGV[1], ARGV[2])", []string{physical(bus, key)}, m.Channel, m.Payload)
+	rdb.Eval(ctx, "return redis.call('PUBLISH', ARGV[1], ARGV[2])", []string{physical(namespace, key)}, m.Channel, m.Payload)
 }
 
-// physical is the key under which Redis holds an entry of a bus' namespace.
-func physical(bus *invalidation.Bus, key string) string {
-	channel := bus.Prepare(marksName).Channel
-	namespace, _, _ := strings.Cut(channel, ":b:")
-	return namespace + ":c:" + cacheName + ":" + key
-}
+// physical is the key under which Redis holds an entry.
+func physical(namespace, key string) string { return namespace + ":c:" + cacheName + ":" + key }
 
 // instance is a cache as one process has it.
 type instance interface {
@@ -92,16 +86,15 @@ type instance interface {
 	getMany(ctx context.Context, keys []string) (map[string]string, error)
 	update(ctx context.Context, key string, commit func() (string, int, error)) (version int, err error)
 	invalidate(ctx context.Context, key string, version int) error
-	set(ctx context.Context, key, value string) error
 }
 
 // local is an instance in this process.
 type local struct {
-	label  string
-	client *cache.Client
-	rows   *cache.Cache[string, string]
-	rdb    redis.UniversalClient
-	direct redis.UniversalClient // a way to Redis that no proxy stands in
+	label     string
+	namespace string
+	client    *cache.Client
+	rows      *cache.Cache[string, string]
+	direct    redis.UniversalClient // a way to Redis that no proxy stands in
 }
 
 func (w *world) openLocal(t testing.TB, label string, rdb redis.UniversalClient, near bool) *local {
@@ -115,7 +108,7 @@ func (w *world) openLocal(t testing.TB, label string, rdb redis.UniversalClient,
 			t.Error(err)
 		}
 	})
-	l := &local{label: label, client: client, rows: rows, rdb: rdb, direct: w.topology.client(t)}
+	l := &local{label: label, namespace: w.namespace, client: client, rows: rows, direct: w.topology.client(t)}
 	client.Bus().Subscribe(marksName, invalidation.Handler{
 		Keys: func(marks []string) {
 			for _, m := range marks {
@@ -135,15 +128,13 @@ func (l *local) getMany(ctx context.Context, keys []string) (map[string]string, 
 	return l.rows.GetMany(ctx, keys)
 }
 
-func (l *local) set(ctx context.Context, key, value string) error { return l.rows.Set(ctx, key, value) }
-
 func (l *local) update(ctx context.Context, key string, commit func() (string, int, error)) (version int, err error) {
 	_, err = l.rows.Update(ctx, key, func(context.Context) (value string, err error) {
 		value, version, err = commit()
 		return value, err
 	})
 	if err == nil {
-		mark(ctx, l.client.Bus(), l.direct, key, version)
+		mark(ctx, l.client.Bus(), l.direct, l.namespace, key, version)
 	}
 	return version, err
 }
@@ -151,7 +142,7 @@ func (l *local) update(ctx context.Context, key string, commit func() (string, i
 func (l *local) invalidate(ctx context.Context, key string, version int) error {
 	err := l.rows.Invalidate(ctx, key)
 	if err == nil {
-		mark(ctx, l.client.Bus(), l.direct, key, version)
+		mark(ctx, l.client.Bus(), l.direct, l.namespace, key, version)
 	}
 	return err
 }

@@ -74,7 +74,7 @@ func playMember(namespace string, in io.Reader, out io.Writer) error {
 		case "invalidate":
 			if err = rows.Invalidate(ctx, word[1]); err == nil {
 				version, _ := strconv.Atoi(word[2])
-				mark(ctx, client.Bus(), rdb, word[1], version)
+				mark(ctx, client.Bus(), rdb, namespace, word[1], version)
 			}
 		}
 		if err != nil {
@@ -175,9 +175,17 @@ func (m *member) name() string { return m.label }
 
 func (m *member) get(_ context.Context, key string) (string, error) { return m.call("get %s", key) }
 
+// getMany asks for one after the other.
 func (m *member) getMany(ctx context.Context, keys []string) (map[string]string, error) {
-	v, err := m.get(ctx, keys[0])
-	return map[string]string{keys[0]: v}, err
+	values := map[string]string{}
+	for _, key := range keys {
+		v, err := m.get(ctx, key)
+		if err != nil {
+			return values, err
+		}
+		values[key] = v
+	}
+	return values, nil
 }
 
 // update commits first, since a commit here would be in another process than the cache.
@@ -193,8 +201,6 @@ func (m *member) invalidate(_ context.Context, key string, version int) error {
 	_, err := m.call("invalidate %s %d", key, version)
 	return err
 }
-
-func (m *member) set(ctx context.Context, key, value string) error { return nil }
 
 // pause stops the process; resume lets it go on.
 func (m *member) pause() error  { return m.cmd.Process.Signal(syscall.SIGSTOP) }

@@ -1,18 +1,9 @@
 package main
 
-// history runs the whole flow under faults, for as long as each of these faults needs to show.
-var history = []string{"-history.faults=8", "-history.ops=60000"}
-
-const (
-	historyPkg  = "./internal/history"
-	historyTest = "TestHistory/standalone"
-)
-
 var mutants = []mutant{
 	{
 		name:  "fill without a lease",
 		edits: []edit{{"cache/lua/fill.lua", "if not holds(ARGV[1]) then", "if false then"}},
-		pkg:   historyPkg, test: historyTest, flags: history,
 	},
 	{
 		name: "fill the local tier without a generation",
@@ -20,85 +11,83 @@ var mutants = []mutant{
 			"cache/flow.go", "if stamp != c.client.stamps.now(f.hash) || f.epoch != c.client.epoch.Load() {",
 			"if stamp, f.epoch = c.client.stamps.now(f.hash), c.client.epoch.Load(); false {",
 		}},
-		pkg: historyPkg, test: historyTest, flags: history,
 	},
 	{
 		name:  "join a disowned flight",
 		edits: []edit{{"cache/flight.go", "f != nil && f.epoch == mine.epoch && int32(f.stamp-mine.stamp) >= 0 {", "f != nil {"}},
-		pkg:   historyPkg, test: historyTest, flags: history,
 	},
 	{
 		name:  "a gap that leaves flights standing",
 		edits: []edit{{"cache/flight.go", "f.epoch == mine.epoch && ", ""}},
-		pkg:   "./cache", test: "TestAGapDisownsFlights$",
+		test:  "TestAGapDisownsFlights$",
 	},
 	{
 		name:  "a gap that leaves captured generations standing",
 		edits: []edit{{"cache/flow.go", " || f.epoch != c.client.epoch.Load() {", " {"}, {"cache/flow.go", "e.stamp, e.epoch, e.expires = f.key, stamp, f.epoch,", "e.stamp, e.epoch, e.expires = f.key, stamp, c.client.epoch.Load(),"}},
-		pkg:   "./cache", test: "TestAGapVoidsWhatIsBeingRead$",
+		test:  "TestAGapVoidsWhatIsBeingRead$",
 	},
 	{
 		name:  "no action on a gap",
 		edits: []edit{{"cache/client.go", "Gap: func(string) { c.epoch.Add(1) }", "Gap: func(string) {}"}},
-		pkg:   historyPkg, test: historyTest, flags: history,
 	},
 	{
 		name:  "no action on a new subscription",
-		edits: []edit{{"invalidation/bus.go", "	b.gap(CauseSubscribed)\n", ""}},
-		pkg:   "./cache", test: "TestC42",
+		edits: []edit{{"invalidation/receive.go", "		b.gap(CauseSubscribed)\n", ""}},
+		test:  "TestC42",
 	},
 	{
 		name:  "no heartbeat",
 		edits: []edit{{"internal/subscribe/loop.go", "case silent < l.config.Silence:", "case silent < l.config.Silence || missing == 0:"}},
-		pkg:   "./cache", test: "TestC39",
+		test:  "TestC39",
 	},
 	{
 		name:  "local first, then Redis",
-		edits: []edit{{"cache/write.go", "		c.unconfirmed.owe(sequence, physicalOf(owed)...)\n		c.moveAll(targets)\n", "		c.unconfirmed.owe(sequence, physicalOf(owed)...)\n"}},
-		pkg:   historyPkg, test: historyTest, flags: history,
+		edits: []edit{{"cache/write.go", "		c.unconfirmed.owe(sequence, owed...)\n		c.moveAll(targets)\n", "		c.unconfirmed.owe(sequence, owed...)\n"}},
 	},
 	{
 		name: "message before delete",
 		edits: []edit{{
-			"cache/remote.go", "			commands[i] = deleteScript.Command(ctx, key, messages[i].Channel, messages[i].Payload)\n",
+			"cache/remote.go", "		commands[i] = deleteScript.Command(ctx, key, messages[i].Channel, messages[i].Payload)\n",
 			"			_ = r.client.write.Do(ctx, rediscall.NewCommand(ctx, \"publish\", messages[i].Channel, messages[i].Payload))\n" +
 				"			commands[i] = deleteScript.Command(ctx, key, \"\", \"\")\n",
 		}},
-		pkg: historyPkg, test: historyTest, flags: history,
 	},
 	{
 		name:  "fill after a Redis error",
 		edits: []edit{{"cache/flow.go", "	granted := a.reading.state == stateGranted\n", "	granted := a.reading.state == stateGranted || a.reading.state == stateUnknown\n"}},
-		pkg:   historyPkg, test: historyTest, flags: history,
 	},
 	{
 		name:  "one token per process",
 		edits: []edit{{"cache/frame.go", "	binary.LittleEndian.PutUint64(t[:8], rand.Uint64())\n	binary.LittleEndian.PutUint64(t[8:], rand.Uint64())\n", "	binary.LittleEndian.PutUint64(t[:8], processToken)\n"}, {"cache/frame.go", "func (t token) writers() bool", "var processToken = rand.Uint64()\n\nfunc (t token) writers() bool"}},
-		pkg:   historyPkg, test: historyTest, flags: history,
 	},
 	{
 		name:  "no message",
 		edits: []edit{{"cache/lua/delete.lua", "return {1, t, publish(ARGV[1], ARGV[2])}", "return {1, t, ''}"}},
-		pkg:   historyPkg, test: historyTest, flags: history,
 	},
 	{
 		name:  "a write that tells nobody",
-		edits: []edit{{"cache/lua/fill.lua", "tell and publish(ARGV[6], ARGV[7]) or ''", "''"}},
-		pkg:   historyPkg, test: historyTest, flags: history,
+		edits: []edit{{"cache/lua/fill.lua", "return {1, t, tell and publish(ARGV[6], ARGV[7]) or ''}", "return {1, t, ''}"}},
 	},
 	{
 		name:  "a message that disowns no flight and no entry",
 		edits: []edit{{"cache/cache.go", "				c.client.stamps.move(c.keys.hashEncoded(key))\n", ""}},
-		pkg:   historyPkg, test: historyTest, flags: history,
+	},
+	{
+		name:  "a message that disowns nothing, on a cluster",
+		edits: []edit{{"cache/cache.go", "				c.client.stamps.move(c.keys.hashEncoded(key))\n", ""}},
+		on:    "cluster",
+	},
+	{
+		name:  "a batch that leaves keys out",
+		edits: []edit{{"cache/cache.go", "				values[f.key], _ = c.own(a.value, nil)\n", "				if a.tier != TierRedis {\n					values[f.key], _ = c.own(a.value, nil)\n				}\n"}},
 	},
 	{
 		name:  "an unconfirmed delete is forgotten",
 		edits: []edit{{"cache/flow.go", "c.unconfirmed.has(f.physical)", "false"}},
-		pkg:   historyPkg, test: historyTest, flags: history,
 	},
 	{
 		name:  "deaf, and the local tier keeps as ever",
 		edits: []edit{{"cache/flow.go", "		ttl = min(ttl, c.client.config.DegradedTTL)\n", ""}},
-		pkg:   "./cache", test: "Degraded",
+		test:  "Degraded",
 	},
 }

@@ -1,9 +1,6 @@
 package main
 
-import (
-	"os"
-	"testing"
-)
+import "testing"
 
 // TestMutantsFitTheCode: each edit finds its text, so that the list does not rot between two runs of make mutants.
 func TestMutantsFitTheCode(t *testing.T) {
@@ -14,13 +11,8 @@ func TestMutantsFitTheCode(t *testing.T) {
 			t.Errorf("%s: twice", m.name)
 		}
 		names[m.name] = true
-		path, err := m.overlay(t.TempDir())
-		if err != nil {
+		if _, err := m.overlay(t.TempDir()); err != nil {
 			t.Errorf("%s: %v", m.name, err)
-			continue
-		}
-		if _, err := os.Stat(path); err != nil {
-			t.Error(err)
 		}
 	}
 }

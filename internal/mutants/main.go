@@ -7,6 +7,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -60,9 +61,16 @@ func run(pick string, verbose bool) error {
 type mutant struct {
 	name  string
 	edits []edit
-	pkg   string   // of the test
-	test  string   // what must fail
-	flags []string // for the test
+	test  string // of package cache, which must fail; where there is none, the history must
+	on    string // the history's topology, if not standalone
+}
+
+// command is the test that must fail.
+func (m mutant) command() []string {
+	if m.test != "" {
+		return []string{"-run=" + m.test, "./cache"}
+	}
+	return []string{"-run=TestHistory/" + cmp.Or(m.on, "standalone"), "./internal/history", "-history.faults=8", "-history.ops=60000"}
 }
 
 // edit replaces a text, which stands in the file once.
@@ -111,25 +119,22 @@ func (m mutant) kill(dir string, verbose bool) (how string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if out, err := exec.Command("go", "vet", "-overlay="+overlay, "./cache", "./invalidation").CombinedOutput(); err != nil {
-		return "", fmt.Errorf("does not compile: %s", out)
-	}
-	args := append([]string{"test", "-overlay=" + overlay, "-count=1", "-timeout=5m", "-run=" + m.test, m.pkg}, m.flags...)
+	args := append([]string{"test", "-overlay=" + overlay, "-count=1", "-timeout=5m"}, m.command()...)
 	out, err := exec.Command("go", args...).CombinedOutput()
 	if verbose {
 		fmt.Printf("%s\n", out)
 	}
 	switch text := string(out); {
 	case err == nil:
-		return "", errors.New("SURVIVED " + m.test)
+		return "", errors.New("SURVIVED " + strings.Join(m.command(), " "))
 	case !strings.Contains(text, "--- FAIL"):
 		return "", fmt.Errorf("the test broke off: %s", text)
 	default:
 		for _, said := range regexp.MustCompile(`(?m)^\s+\w+_test\.go:\d+: (.*)$`).FindAllStringSubmatch(text, -1) {
 			if !strings.HasPrefix(said[1], "seed") {
-				return fmt.Sprintf("killed by %s: %.120s", m.test, said[1]), nil
+				return fmt.Sprintf("killed: %.140s", said[1]), nil
 			}
 		}
-		return "killed by " + m.test, nil
+		return "killed", nil
 	}
 }

@@ -68,7 +68,8 @@ type connection struct {
 	// All guarded by the loop's mu.
 	pubsub  *redis.PubSub // nil while it dials
 	missing map[string]bool
-	beat    time.Time // the last Beat, or when the connection was begun or confirmed
+	beat    time.Time // when the newest Beat was sent, or the connection was begun or confirmed
+	heard   bool      // there was a Beat
 }
 
 type ending struct {
@@ -76,7 +77,7 @@ type ending struct {
 	err   error
 }
 
-// The pause before the next connection grows from the one to the other while connections fail.
+// The pause before the next connection grows from the one to the other while no heartbeat comes over any.
 const (
 	minPause = 20 * time.Millisecond
 	maxPause = time.Second
@@ -85,10 +86,10 @@ const (
 )
 
 // Start begins a subscription. It does not wait for Redis. Where the client can give a clone with time-outs of its own
-// (redis.Client), a handshake too ends within Silence; elsewhere one that hangs ends by the client's ReadTimeout.
+// (redis.Client), a handshake too ends within Silence and a second; elsewhere one that hangs ends by the client's ReadTimeout.
 func Start(rdb Client, config Config) *Loop {
 	if single, ok := rdb.(*redis.Client); ok {
-		rdb = single.WithTimeout(config.Silence)
+		rdb = single.WithTimeout(min(config.Silence, time.Second))
 	}
 	l := &Loop{rdb: rdb, config: config}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
@@ -102,12 +103,15 @@ func (l *Loop) Close(d time.Duration) (left int) {
 	return l.work.Close(d)
 }
 
-// Beat says that the heartbeat of the owner came through.
-func (l *Loop) Beat() {
+// Beat says that a heartbeat of the owner, sent at a time, came through.
+func (l *Loop) Beat(sent time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.current != nil {
-		l.current.beat = time.Now()
+	if c := l.current; c != nil {
+		c.heard = true
+		if sent.After(c.beat) {
+			c.beat = sent
+		}
 	}
 }
 
@@ -151,7 +155,7 @@ func (l *Loop) run() {
 		})
 
 		end := l.watch(c)
-		confirmed, pubsub := l.giveUp(c, end)
+		heard, pubsub := l.giveUp(c, end)
 		cancel()
 		if pubsub != nil {
 			// Close may hang while go-redis reconnects; receive ends with it.
@@ -163,7 +167,7 @@ func (l *Loop) run() {
 		if l.ctx.Err() != nil {
 			return
 		}
-		if confirmed {
+		if heard {
 			pause = minPause
 			continue
 		}
@@ -177,17 +181,17 @@ func (l *Loop) run() {
 }
 
 // giveUp makes a connection one that nobody listens to, and tells the owner.
-func (l *Loop) giveUp(c *connection, end ending) (confirmed bool, pubsub *redis.PubSub) {
+func (l *Loop) giveUp(c *connection, end ending) (heard bool, pubsub *redis.PubSub) {
 	l.telling.Lock()
 	defer l.telling.Unlock()
 	l.mu.Lock()
 	l.current = nil
-	confirmed, pubsub = len(c.missing) == 0, c.pubsub
+	heard, pubsub = c.heard, c.pubsub
 	l.mu.Unlock()
 	if l.ctx.Err() == nil {
 		l.config.Lost(end.cause, end.err)
 	}
-	return confirmed, pubsub
+	return heard, pubsub
 }
 
 // watch returns when a connection must be given up.
