@@ -5,19 +5,22 @@ export GOWORK = off
 
 # The most that the tests, or the benchmarks, of one package may take.
 TIMEOUT ?= 10m
-# Which benchmarks, as for go test -bench, and how often each runs.
+# What make bench is to measure: see internal/bench/main.go.
+ARGS ?=
+# Which benchmarks of go test, as for go test -bench, and how often each runs.
 BENCH ?= .
 COUNT ?= 1
 
 STATICCHECK = go tool -modfile="$(CURDIR)/internal/tools/go.mod" staticcheck
 
-.PHONY: help test lint bench mutants fmt vet
+.PHONY: help test lint bench gobench mutants fmt vet
 
 help:
 	@echo 'make test   gofmt, go vet, then all tests with the race detector; installs redis-server and PostgreSQL (apt, brew) or prints how'
 	@echo 'make lint   gofmt, go vet, staticcheck, go mod tidy: each must have nothing to say'
 	@echo 'make mutants  puts faults into the code, one by one, and shows that the tests find each'
-	@echo 'make bench  benchmarks; BENCH=regexp picks, COUNT=n repeats, TIMEOUT=10m bounds a package'
+	@echo 'make bench  a table of speed beside plain go-redis, ristretto, MGET; ARGS="-rows regexp -times n -seconds s -peers", some minutes'
+	@echo 'make gobench  the benchmarks of go test; BENCH=regexp picks, COUNT=n repeats, TIMEOUT=10m bounds a package'
 
 # Allocations can only be counted without the race detector: those tests run once more.
 # -count=1: a cached result says nothing about the servers of today.
@@ -30,6 +33,9 @@ lint: fmt vet
 	@.ci/each go mod tidy -diff
 
 bench:
+	@.ci/servers go run -C internal/bench . $(ARGS)
+
+gobench:
 	@.ci/servers .ci/each go test -run='^$$' -bench='$(BENCH)' -benchmem -count=$(COUNT) -timeout=$(TIMEOUT) ./...
 
 mutants:

@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"time"
+)
+
+const million = 1_000_000
+
+// heap returns what is in use after a collection.
+func heap() float64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // pools let go of what they hold at the second
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc)
+}
+
+// perEntry measures the heap that a cache takes, its own tables included. fill returns the cache, so that it lives, and a count
+// of what it holds.
+func perEntry(count int, fill func() (c any, held int, err error)) (m measured, err error) {
+	before := heap()
+	c, held, err := fill()
+	if err != nil {
+		return m, err
+	}
+	after := heap()
+	runtime.KeepAlive(c)
+	if held < count*99/100 {
+		return m, fmt.Errorf("it holds only %d of %d", held, count)
+	}
+	return measured{Cost: (after - before) / float64(held)}, nil
+}
+
+func nearMemory(j job) (measured, error) {
+	count := j.keys(million)
+	return perEntry(count, func() (any, int, error) {
+		n, err := openNear(j, single, smallOf, 0, longLived(count))
+		if err == nil {
+			err = n.fill(count)
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		held, err := n.local(count)
+		return n, held, err
+	})
+}
+
+func ristrettoMemory(j job) (measured, error) {
+	count := j.keys(million)
+	return perEntry(count, func() (any, int, error) {
+		c, err := newRistretto[small](count)
+		if err != nil {
+			return nil, 0, err
+		}
+		err = fillRistretto(c, count, smallOf)
+		return c, held(count, c.Get), err
+	})
+}
+
+func otterMemory(j job) (measured, error) {
+	count := j.keys(million)
+	return perEntry(count, func() (any, int, error) {
+		c, err := newOtter(count, smallOf)
+		return c, held(count, c.GetIfPresent), err
+	})
+}
+
+// held counts the keys that a cache knows.
+func held(count int, get func(string) (small, bool)) (n int) {
+	for i := range count {
+		if v, ok := get(key(i)); ok && v == smallOf(i) {
+			n++
+		}
+	}
+	return n
+}
+
+// warmer puts a key into a cache.
+type warmer func(n *near[small], i int) error
+
+func bySet(n *near[small], i int) error { return n.rows.Set(context.Background(), key(i), smallOf(i)) }
+
+func byGet(n *near[small], i int) error {
+	v, err := n.rows.Get(context.Background(), key(i))
+	if err == nil && v != smallOf(i) {
+		err = fmt.Errorf("%s: got %v", key(i), v)
+	}
+	return err
+}
+
+// measure warms an empty local tier.
+func (warm warmer) measure(j job) (measured, error) {
+	count := j.keys(tableSize)
+	n, err := openNear(j, single, smallOf, 0, longLived(count))
+	if err != nil {
+		return measured{}, err
+	}
+	defer n.close()
+	err = each(count, func(i int) error { return warm(n, i) })
+	if err == nil {
+		err = n.settle()
+	}
+	if err == nil {
+		before := n.rows.Stats()
+		err = await(func() error { // the local tier comes after Redis
+			time.Sleep(50 * time.Millisecond)
+			now := n.rows.Stats()
+			if now != before {
+				before = now
+				return errors.New("the local tier is still being filled")
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		return measured{}, err
+	}
+	held, err := n.local(count)
+	return measured{Cost: float64(held) / float64(count)}, err
+}
+
+func ristrettoWarm(j job) (measured, error) {
+	count := j.keys(tableSize)
+	c, err := newRistretto[small](count)
+	if err != nil {
+		return measured{}, err
+	}
+	err = each(count, func(i int) error {
+		c.SetWithTTL(key(i), smallOf(i), 1, time.Hour)
+		return nil
+	})
+	c.Wait()
+	return measured{Cost: float64(held(count, c.Get)) / float64(count)}, err
+}
+
+// each calls do for all numbers below count, by 64 callers.
+func each(count int, do func(i int) error) error {
+	var next atomic.Int64
+	return parallel(64, func() error {
+		for {
+			i := int(next.Add(1)) - 1
+			if i >= count {
+				return nil
+			}
+			if err := do(i); err != nil {
+				return err
+			}
+		}
+	})
+}
