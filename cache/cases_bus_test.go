@@ -12,55 +12,6 @@ import (
 // In these tests B holds entries, A invalidates them, and something is wrong with B's subscription. On a busy machine a beat may
 // be late and void what B holds: so the tests wait until B holds an entry, and then for the new value.
 
-const (
-	// soonBeat makes a bus notice within a tenth of a second that it does not hear.
-	soonBeat = 30 * time.Millisecond
-	// rareBeat leaves a bus to what its connection says: no test takes that long.
-	rareBeat = time.Minute
-)
-
-// beating gives an instance a bus. What it keeps lives longer than any test, so that nothing but the bus can void it.
-func beating(every time.Duration) func(*setup) {
-	return func(s *setup) {
-		s.config.Heartbeat, s.config.DegradedTTL = every, time.Hour
-		s.policy.TTL, s.policy.LocalTTL = time.Hour, time.Hour
-	}
-}
-
-// awaitDeaf returns when the bus of an instance has noticed that it does not hear.
-func (i *instance) awaitDeaf(t testing.TB) {
-	t.Helper()
-	eventually(t, "the bus knows that it does not hear", func() bool { return !i.client.Bus().Live() })
-}
-
-// awaitLocal returns when the local tier of an instance holds a value.
-func (i *instance) awaitLocal(t testing.TB, key, want string) {
-	t.Helper()
-	eventually(t, "the local tier holds "+want, func() bool {
-		r, err := i.GetResult(t.Context(), key)
-		return r.Value == want && r.Tier == cache.TierLocal && err == nil
-	})
-}
-
-// awaitValue returns when an instance serves a value, and checks that it goes on with it.
-func (i *instance) awaitValue(t testing.TB, key, want string) {
-	t.Helper()
-	last := ""
-	if !within(10*time.Second, func() bool { last, _ = i.Get(t.Context(), key); return last == want }) {
-		t.Fatalf("%q is %s after 10 s, want %s: %+v", key, last, want, i.client.Bus().Health())
-	}
-	for range 3 {
-		i.mustGet(t, key, want)
-	}
-}
-
-// change writes a row and invalidates it through an instance.
-func (w *world) change(t testing.TB, by *instance, key, value string) {
-	t.Helper()
-	w.put(key, value)
-	mustDo(t, by.Invalidate(t.Context(), key))
-}
-
 // deafenable makes an instance with a bus whose subscription goes through a proxy of its own.
 func (w *world) deafenable(t testing.TB, beat time.Duration, change ...func(*setup)) (*instance, *redistest.Proxy) {
 	t.Helper()
@@ -69,34 +20,13 @@ func (w *world) deafenable(t testing.TB, beat time.Duration, change ...func(*set
 	return w.instance(t, append([]func(*setup){through(proxy), beating(beat)}, change...)...), proxy
 }
 
-// awaitTold returns when an instance that beats often has said its last number for the last time: who lacks a message and has not
-// found out by now will not find out by that.
-func (i *instance) awaitTold(t testing.TB) {
-	t.Helper()
-	last, beats := time.Time{}, 0
-	eventually(t, "some beats", func() bool {
-		if beat := i.client.Bus().Health().LastBeat; beat != last {
-			last = beat
-			beats++
-		}
-		return beats > 6
-	})
-}
-
-func gapsOf(i *instance) (n uint64) {
-	for _, count := range i.client.Bus().Health().Gaps {
-		n += count
-	}
-	return n
-}
-
 func TestC38_WhatWasInvalidatedDuringAReconnectIsNotServed(t *testing.T) {
 	w := newWorldOn(t, redistest.Start(t))
 	a, b := w.instance(t, beating(soonBeat)), w.instance(t, beating(soonBeat))
 	value := func(n int) string { return fmt.Sprintf("value-%d", n) }
 	const rounds = 20
 	w.put("k", value(0))
-	before := gapsOf(b)
+	before := b.gaps()
 	for n := range rounds {
 		b.awaitLive(t)
 		b.awaitLocal(t, "k", value(n))
@@ -104,7 +34,7 @@ func TestC38_WhatWasInvalidatedDuringAReconnectIsNotServed(t *testing.T) {
 		w.change(t, a, "k", value(n+1))
 		b.awaitValue(t, "k", value(n+1))
 	}
-	if n := gapsOf(b) - before; n < rounds {
+	if n := b.gaps() - before; n < rounds {
 		t.Errorf("%d gaps are counted in %d losses", n, rounds)
 	}
 	t.Run("the server is down meanwhile", func(t *testing.T) {
@@ -156,7 +86,7 @@ func TestP7_WhatWasInvalidatedInAGapIsNotServed(t *testing.T) {
 
 	b.awaitLocal(t, "k", v2)
 	w.change(t, a, "k", v3)
-	a.awaitTold(t)
+	a.awaitBeats(t, 7)
 	b.mustGetFrom(t, "k", v2, cache.TierLocal) // nobody could tell
 	proxy.Heal()
 	b.awaitValue(t, "k", v3) // what was kept during the loss is void with the new subscription
@@ -205,7 +135,7 @@ func TestC42_WhatWasReadBeforeTheSubscriptionIsNotServedAfterIt(t *testing.T) {
 		w.put("k", v1)
 		b.awaitLocal(t, "k", v1)
 		w.change(t, a, "k", v2)
-		a.awaitTold(t)
+		a.awaitBeats(t, 7)
 		if b.client.Bus().Live() {
 			t.Fatal("the subscription was confirmed too early")
 		}

@@ -2,20 +2,10 @@ package cache_test
 
 import (
 	"testing"
-	"time"
 
 	"github.com/go-nearside/nearside/cache"
 	"github.com/go-nearside/nearside/internal/redistest"
 )
-
-// hearing gives an instance a bus that beats often.
-func hearing(s *setup) { s.config.Heartbeat = 30 * time.Millisecond }
-
-// awaitLive waits until the bus of an instance hears.
-func (i *instance) awaitLive(t testing.TB) {
-	t.Helper()
-	eventually(t, "the bus hears", i.client.Bus().Live)
-}
 
 // makeGap makes the instance lose its subscription and get a new one.
 func (w *world) makeGap(t testing.TB, i *instance) {
@@ -28,7 +18,7 @@ func (w *world) makeGap(t testing.TB, i *instance) {
 
 func TestAGapDisownsFlights(t *testing.T) {
 	w := newWorldOn(t, redistest.Start(t))
-	a := w.instance(t, hearing)
+	a := w.instance(t, beating(soonBeat))
 	a.awaitLive(t)
 	w.put("k", v1)
 	gate := w.hold(t)
@@ -45,7 +35,7 @@ func TestAGapDisownsFlights(t *testing.T) {
 
 func TestAGapVoidsWhatIsBeingRead(t *testing.T) {
 	w := newWorldOn(t, redistest.Start(t))
-	a := w.instance(t, hearing)
+	a := w.instance(t, beating(soonBeat))
 	a.awaitLive(t)
 	w.put("k", v1)
 	gate := w.hold(t)

@@ -15,7 +15,7 @@ func behaviourOwnMessage(t *testing.T, on *topology, m mode) {
 		p.changes(t, p.a, "k", v1)
 		p.a.says(t, "k", v1)
 		p.a.client.Idle(t)
-		p.a.twoBeats(t) // by then the message of the Invalidate has come back
+		p.a.awaitBeats(t, 2) // by then the message of the Invalidate has come back
 		r, _ := p.a.GetResult(t.Context(), "k")
 		if p.a.gaps() != before {
 			return false
@@ -30,15 +30,6 @@ func behaviourOwnMessage(t *testing.T, on *topology, m mode) {
 	}
 }
 
-// twoBeats waits until the bus of an instance has heard its heartbeat twice.
-func (i *instance) twoBeats(t testing.TB) {
-	t.Helper()
-	for range 2 {
-		last := i.client.Bus().Health().LastBeat
-		eventually(t, "a heartbeat", func() bool { return i.client.Bus().Health().LastBeat.After(last) })
-	}
-}
-
 // What was invalidated while an instance did not hear is not served: not in the gap, and not after it.
 func behaviourGap(t *testing.T, on *topology, m mode) {
 	p := newPair(t, on, m)
@@ -46,14 +37,14 @@ func behaviourGap(t *testing.T, on *topology, m mode) {
 	p.both(t, "other", v0)
 	p.toB.shut.Store(true)
 	p.killSubscriptions(t)
-	eventually(t, "a bus that knows that it does not hear", func() bool { return !p.b.live() })
+	p.b.awaitDeaf(t)
 	p.changes(t, p.a, "k", v1)
 	p.b.says(t, "k", v1)
 	p.b.client.Idle(t)
 	p.changes(t, p.a, "k", v2)
 	p.changes(t, p.a, "other", v2)
 	p.toB.shut.Store(false)
-	eventually(t, "a bus that hears again", p.b.live)
+	p.b.awaitLive(t)
 	p.b.says(t, "k", v2)
 	p.b.says(t, "other", v2)
 	p.changes(t, p.a, "k", v3)
@@ -69,7 +60,7 @@ func behaviourGapInLoad(t *testing.T, on *topology, m mode) {
 	g.await(t, "the slow load")
 	p.toB.shut.Store(true)
 	p.killSubscriptions(t)
-	eventually(t, "a bus that knows that it does not hear", func() bool { return !p.b.live() })
+	p.b.awaitDeaf(t)
 	p.changes(t, p.a, "k", v1)
 	p.b.says(t, "k", v1)
 	g.open()
@@ -77,7 +68,7 @@ func behaviourGapInLoad(t *testing.T, on *topology, m mode) {
 	p.b.client.Idle(t)
 	p.b.says(t, "k", v1)
 	p.toB.shut.Store(false)
-	eventually(t, "a bus that hears again", p.b.live)
+	p.b.awaitLive(t)
 	p.b.says(t, "k", v1)
 }
 
@@ -146,13 +137,13 @@ func strangers(t *testing.T, p *pair, other *instance) {
 	p.a.says(t, "k", v1)
 	if p.bus {
 		p.b.comes(t, "k", v1)
-		other.twoBeats(t) // it would have heard by now too
+		other.awaitBeats(t, 2) // it would have heard by now too
 	}
 	other.says(t, "k", v0)
 	p.changes(t, other, "k", v2)
 	other.says(t, "k", v2)
 	if p.bus {
-		p.a.twoBeats(t)
+		p.a.awaitBeats(t, 2)
 	}
 	p.a.says(t, "k", v1)
 	if s, o := p.a.Stats(), other.Stats(); s.Received != 0 || o.Received != 0 {
