@@ -94,10 +94,10 @@ func ExampleCache_Update() {
 	})
 	fmt.Println(u.Name, err)
 	r, err := users.GetResult(ctx, 42)
-	fmt.Println(r.Value.Name, r.Tier, err)
+	fmt.Println(r.Value.Name, r.Tier != cache.TierLoader, err)
 	// Output:
 	// Ada King <nil>
-	// Ada King local <nil>
+	// Ada King true <nil>
 }
 
 func ExampleSingle() {

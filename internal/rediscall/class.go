@@ -42,8 +42,8 @@ var classNames = [NumClasses]string{
 
 func (c Class) String() string { return classNames[c] }
 
-// errBudget is the cause of a call that our own timer ended.
-var errBudget = errors.New("no answer from Redis within the budget")
+// ErrBudget is the cause of a call that our own timer ended.
+var ErrBudget = errors.New("no answer from Redis within the budget")
 
 // errAbandoned is the cause of a call that was not sent, because too many are still stuck.
 var errAbandoned = errors.New("too many calls to Redis are stuck: not sent")
@@ -60,7 +60,7 @@ func Classify(err error) Class {
 		return OK
 	case errors.Is(err, redis.Nil):
 		return Nil
-	case errors.Is(err, errBudget), errors.Is(err, errAbandoned):
+	case errors.Is(err, ErrBudget), errors.Is(err, errAbandoned):
 		return Timeout
 	case errors.As(err, &dial) && dial.Op == "dial" && dial.Timeout(): // which calls itself a context's deadline, too
 		return Timeout

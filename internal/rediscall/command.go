@@ -22,6 +22,27 @@ func NewCommand(ctx context.Context, args ...any) *Command {
 	return &Command{Cmd: redis.NewCmd(ctx, args...)}
 }
 
+// Key is the key of the command, "" if it has none.
+func (c *Command) Key() string {
+	at := 1
+	if c.script != nil {
+		at = 3
+	}
+	if len(c.Args()) <= at {
+		return ""
+	}
+	key, _ := c.Args()[at].(string)
+	return key
+}
+
+// Copy makes the same command anew, without what came of it.
+func (c *Command) Copy(ctx context.Context) *Command {
+	if c.script != nil {
+		return c.script.Command(ctx, c.Key(), c.arguments()...)
+	}
+	return NewCommand(ctx, c.Args()...)
+}
+
 // Script is a Lua script that takes one key. Scripts are values of the program: make them once.
 type Script struct {
 	source string
@@ -52,11 +73,10 @@ func (s *Script) call(ctx context.Context, name, what, key string, args []any) *
 
 // eval makes the same call with the whole source, which also teaches it to the server.
 func (c *Command) eval(ctx context.Context) *Command {
-	return c.script.call(ctx, "eval", c.script.source, c.key(), c.arguments())
+	return c.script.call(ctx, "eval", c.script.source, c.Key(), c.arguments())
 }
 
-// key and arguments are those of a script's call.
-func (c *Command) key() string      { return c.Args()[3].(string) }
+// arguments are those of a script's call, behind its key.
 func (c *Command) arguments() []any { return c.Args()[4:] }
 
 // unknownScript tells whether the server refused the call because it does not know the script. Nothing ran then.

@@ -59,7 +59,7 @@ func (r *Runner) Do(ctx context.Context, cmds ...*Command) error {
 		return err
 	case <-timer.C:
 		r.abandon(call)
-		return errBudget
+		return ErrBudget
 	case <-ctx.Done():
 		r.abandon(call)
 		return ctx.Err()
@@ -90,7 +90,7 @@ func (r *Runner) run(ctx context.Context, c *call, cmds []*Command) {
 	defer cancel()
 	err := r.send(ctx, cmds)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = errBudget // ctx has no deadline but ours
+		err = ErrBudget // ctx has no deadline but ours
 	}
 	if !c.state.CompareAndSwap(running, finished) {
 		r.abandoned.Add(-1)
@@ -123,7 +123,7 @@ func (r *Runner) send(ctx context.Context, cmds []*Command) error {
 			}
 			unknown = append(unknown, c)
 			if repair == 1 && taught[c.script] {
-				again = append(again, c.script.Command(ctx, c.key(), c.arguments()...))
+				again = append(again, c.Copy(ctx))
 			} else {
 				again = append(again, c.eval(ctx))
 			}
