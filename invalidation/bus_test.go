@@ -167,6 +167,8 @@ func TestWhatComesOverTheChannel(t *testing.T) {
 	l.await(t, "a strange message that is counted", func(_, gaps []string) bool { return bus.Health().Malformed == 1 })
 	publish("\x9fNB2 from the next release")
 	l.await(t, "a message of a newer release is a gap", func(_, gaps []string) bool { return slices.Contains(gaps, invalidation.CauseNewer) })
+	first := bus.Health().LastBeat // in the first heartbeat of a subscription, numbers are of before
+	l.await(t, "another heartbeat", func(_, _ []string) bool { return bus.Health().LastBeat.Sub(first) > 100*time.Millisecond })
 	publish(invalidation.Forge())
 	l.await(t, "a missing number is a gap", func(_, gaps []string) bool { return slices.Contains(gaps, invalidation.CauseMissing) })
 	h := bus.Health()
