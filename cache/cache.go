@@ -177,9 +177,20 @@ func (c *Cache[K, V]) get(ctx context.Context, op string, key K, loader Loader[K
 	if err != nil {
 		return answer[V]{err: opError(op, c.name, key, err)}
 	}
-	all, leave := c.fly(ctx, []*flight[K, V]{f}, loader)
-	defer leave()
-	a := c.wait(ctx, all[0])
+	f.load = newLoad()
+	mine := f
+	f, others, waiting := c.flights.join(mine)
+	switch {
+	case !others:
+		defer f.load.leave()
+		c.lead(ctx, f, loader)
+	case waiting:
+		defer f.load.leave()
+		fallthrough
+	default:
+		c.stats.joined.Add(1)
+	}
+	a := c.wait(ctx, f)
 	if a.err != nil && a.err != ErrNotFound {
 		a.err = opError(op, c.name, key, a.err)
 	}
@@ -251,7 +262,6 @@ func (c *Cache[K, V]) newFlight(key K) (*flight[K, V], error) {
 	return &flight[K, V]{
 		key: key, hash: hash, physical: physical,
 		stamp: c.client.stamps.now(hash), epoch: c.client.epoch.Load(),
-		done: make(chan struct{}),
 	}, nil
 }
 

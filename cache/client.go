@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-nearside/nearside/internal/collect"
 	"github.com/go-nearside/nearside/internal/group"
 	"github.com/go-nearside/nearside/internal/rediscall"
 	"github.com/go-nearside/nearside/invalidation"
@@ -48,7 +49,7 @@ type Client struct {
 	config Config
 	log    *slog.Logger
 
-	read, write *rediscall.Runner
+	read, write *collect.Collector
 	errors      [rediscall.NumClasses]atomic.Uint64
 
 	bus    *invalidation.Bus // nil if it is off
@@ -108,8 +109,8 @@ func Open(rdb redis.UniversalClient, config Config) (*Client, error) {
 	c := &Client{
 		config:  config,
 		log:     config.Logger,
-		read:    rediscall.NewRunner(rdb, config.ReadBudget),
-		write:   rediscall.NewRunner(rdb, config.WriteBudget),
+		read:    collect.New(rdb, config.ReadBudget),
+		write:   collect.New(rdb, config.WriteBudget),
 		clock:   newClock(),
 		stamps:  new(stamps),
 		closing: make(chan struct{}),

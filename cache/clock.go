@@ -71,14 +71,18 @@ func (c *clock) observe(server, sent, received int64) {
 // doubt forgets what is known of the server's clock, since something contradicts it.
 func (c *clock) doubt() { c.server.Store(nil) }
 
-// serverNow returns the earliest and the latest time, in microseconds, that the server's clock can show now. It reports false
-// while nothing is known of it.
-func (c *clock) serverNow() (earliest, latest int64, ok bool) {
-	known := c.server.Load()
-	if known == nil {
-		return 0, 0, false
+// moment is one time on both clocks.
+type moment struct {
+	now              int64 // on ours
+	known            bool  // whether anything is known of the server's
+	earliest, latest int64 // what the server's can show, in microseconds
+}
+
+func (c *clock) moment() moment {
+	m := moment{now: c.now()}
+	if known := c.server.Load(); known != nil {
+		e := known.aged(m.now)
+		m.known, m.earliest, m.latest = true, (m.now+e.lower)/1000, (m.now+e.upper)/1000+1
 	}
-	now := c.now()
-	e := known.aged(now)
-	return (now + e.lower) / 1000, (now+e.upper)/1000 + 1, true
+	return m
 }

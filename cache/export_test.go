@@ -5,6 +5,11 @@ import (
 	"time"
 )
 
+func (c *clock) serverNow() (earliest, latest int64, ok bool) {
+	m := c.moment()
+	return m.earliest, m.latest, m.known
+}
+
 // Idle waits until no flight, fill, delete or loader is under way.
 func (c *Client) Idle(t testing.TB) {
 	t.Helper()

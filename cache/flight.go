@@ -8,17 +8,22 @@ import (
 
 // load is the context that the flights of one call share, and the count of those who wait for any of them.
 type load struct {
-	ctx     context.Context // the values of the context of the caller that started it, and not its end
-	cancel  context.CancelFunc
+	ctx     context.Context    // nil until begin
+	cancel  context.CancelFunc // nil until begin
 	waiters atomic.Int64
 }
 
 // newLoad makes a load with one waiter: the caller.
-func newLoad(ctx context.Context) *load {
+func newLoad() *load {
 	l := &load{}
-	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	l.waiters.Store(1)
 	return l
+}
+
+// begin gives the load a context, with the values of the caller's and without its end. The first waiter calls it, before it
+// leaves, if something goes on without it.
+func (l *load) begin(ctx context.Context) {
+	l.ctx, l.cancel = context.WithCancel(context.WithoutCancel(ctx))
 }
 
 // join adds a waiter. It reports false if the last one has left already: then the load is cancelled.
@@ -36,7 +41,7 @@ func (l *load) join() bool {
 
 // leave takes a waiter away. When the last one leaves, the load is cancelled.
 func (l *load) leave() {
-	if l.waiters.Add(-1) == 0 {
+	if l.waiters.Add(-1) == 0 && l.cancel != nil {
 		l.cancel()
 	}
 }
@@ -50,9 +55,10 @@ type flight[K comparable, V any] struct {
 	epoch    uint64
 	load     *load
 
-	landed atomic.Bool
-	done   chan struct{}
-	answer answer[V] // written before done is closed
+	landing atomic.Bool   // the first answer counts
+	landed  atomic.Bool   // the answer stands
+	answer  answer[V]     // written before landed
+	done    chan struct{} // guarded by the shard's mu; nil while nobody waits, closed once landed
 }
 
 // answer is what a flight found out.
@@ -93,17 +99,41 @@ func (t *flights[K, V]) join(mine *flight[K, V]) (f *flight[K, V], others, waiti
 	shard.mu.Lock()
 	defer shard.mu.Unlock()
 	if f := shard.byKey[mine.key]; f != nil && f.epoch == mine.epoch && int32(f.stamp-mine.stamp) >= 0 {
-		select {
-		case <-f.done:
+		if f.landed.Load() {
 			return f, true, false
-		default:
 		}
 		if f.load.join() {
+			f.expect()
 			return f, true, true
 		}
 	}
 	shard.byKey[mine.key] = mine
 	return mine, false, false
+}
+
+// expect makes the channel on which to wait for the flight, if it has none. The shard's mu is held, or nobody knows the flight.
+func (f *flight[K, V]) expect() {
+	if f.done == nil {
+		f.done = make(chan struct{})
+	}
+}
+
+// expect lets the one who leads a flight wait for it as the others do.
+func (t *flights[K, V]) expect(f *flight[K, V]) {
+	shard := &t.shards[f.hash%flightShards]
+	shard.mu.Lock()
+	defer shard.mu.Unlock()
+	f.expect()
+}
+
+// land wakes those who wait for a flight that has landed.
+func (t *flights[K, V]) land(f *flight[K, V]) {
+	shard := &t.shards[f.hash%flightShards]
+	shard.mu.Lock()
+	defer shard.mu.Unlock()
+	if f.done != nil {
+		close(f.done)
+	}
 }
 
 // remove takes a flight out, if it still is the flight of its key.
@@ -130,11 +160,13 @@ func (t *flights[K, V]) len() (n int) {
 // fly makes sure that each of some distinct keys has a flight, starts those that are new, and returns all, in order, with what
 // must be called when the caller waits no longer.
 func (c *Cache[K, V]) fly(ctx context.Context, wanted []*flight[K, V], loader Loader[K, V]) (all []*flight[K, V], leave func()) {
-	own := newLoad(ctx)
+	own := newLoad()
+	own.begin(ctx)
 	waits := []*load{own}
 	var started []*flight[K, V]
 	for _, mine := range wanted {
 		mine.load = own
+		mine.expect()
 		f, others, waiting := c.flights.join(mine)
 		all = append(all, f)
 		switch {
@@ -148,13 +180,40 @@ func (c *Cache[K, V]) fly(ctx context.Context, wanted []*flight[K, V], loader Lo
 		}
 	}
 	if len(started) > 0 {
-		c.start(started, func() { c.run(own, started, loader) })
+		c.start(started, func() { c.run(own, attemptsOf(started), nil, loader) })
 	}
 	return all, func() {
 		for _, l := range waits {
 			l.leave()
 		}
 	}
+}
+
+// lead takes a flight that its caller has begun to Redis, in the caller's own goroutine. What Redis does not answer, or the caller
+// does not wait for, goes on in another one.
+func (c *Cache[K, V]) lead(ctx context.Context, f *flight[K, V], loader Loader[K, V]) {
+	if !c.client.work.Enter() {
+		c.fail(f, ErrClosed)
+		return
+	}
+	defer c.client.work.Leave()
+	var readings []reading
+	if !c.unconfirmed.has(f.physical) {
+		r := c.redis.readOne(ctx, f.physical)
+		if r.state == stateFound {
+			if c.landFrame(f, &r) {
+				return
+			}
+			r.state, r.reject = stateMiss, digest(r.raw)
+		}
+		if ctx.Err() == nil {
+			readings = []reading{r}
+		}
+	}
+	c.flights.expect(f)
+	f.load.begin(ctx)
+	flights := []*flight[K, V]{f}
+	c.start(flights, func() { c.run(f.load, attemptsOf(flights), readings, loader) })
 }
 
 // start runs a part of the flow for some flights in a goroutine of its own. Should it panic, in a hook or by a fault of ours,
@@ -174,10 +233,8 @@ func (c *Cache[K, V]) start(flights []*flight[K, V], run func()) {
 
 // wait waits for a flight while ctx lives.
 func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V]) answer[V] {
-	select {
-	case <-f.done: // an answer that is there counts, whatever else has ended
+	if f.landed.Load() { // an answer that is there counts, whatever else has ended
 		return f.answer
-	default:
 	}
 	select {
 	case <-f.done:
@@ -191,9 +248,10 @@ func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V]) answer[V] {
 
 // land answers a flight's waiters; only the first answer counts. The flight can still be joined, until it is removed.
 func (c *Cache[K, V]) land(f *flight[K, V], a answer[V]) {
-	if f.landed.CompareAndSwap(false, true) {
+	if f.landing.CompareAndSwap(false, true) {
 		f.answer = a
-		close(f.done)
+		f.landed.Store(true)
+		c.flights.land(f)
 	}
 }
 

@@ -18,18 +18,30 @@ type attempt[K comparable, V any] struct {
 	alarm   alarm  // rings when it is worth to look at Redis again
 }
 
-// run takes flights, none of which the local tier holds, through Redis and the loader.
-func (c *Cache[K, V]) run(l *load, started []*flight[K, V], loader Loader[K, V]) {
-	var ask, toLoad []*attempt[K, V]
-	for _, f := range started {
-		if a := (&attempt[K, V]{flight: f, why: WhyBypassed}); c.unconfirmed.has(f.physical) {
-			toLoad = append(toLoad, a)
-		} else {
-			ask = append(ask, a)
+func attemptsOf[K comparable, V any](flights []*flight[K, V]) []*attempt[K, V] {
+	attempts := make([]*attempt[K, V], len(flights))
+	for i, f := range flights {
+		attempts[i] = &attempt[K, V]{flight: f, why: WhyBypassed}
+	}
+	return attempts
+}
+
+// run takes flights, none of which the local tier holds, through Redis and the loader. If Redis was read already, readings is what
+// it said.
+func (c *Cache[K, V]) run(l *load, started []*attempt[K, V], readings []reading, loader Loader[K, V]) {
+	ask, toLoad := started, []*attempt[K, V](nil)
+	if readings == nil {
+		ask = nil
+		for _, a := range started {
+			if c.unconfirmed.has(a.physical) {
+				toLoad = append(toLoad, a)
+			} else {
+				ask = append(ask, a)
+			}
 		}
 	}
 	var wait []*attempt[K, V]
-	for _, a := range c.ask(l.ctx, ask) {
+	for _, a := range c.ask(l.ctx, ask, readings) {
 		if a.reading.state == stateLeased && c.policy.LeaseWait != Off {
 			wait = append(wait, a)
 		} else {
@@ -53,14 +65,17 @@ func flightsOf[K comparable, V any](attempts []*attempt[K, V]) []*flight[K, V] {
 	return flights
 }
 
-// ask reads Redis, lands the flights that it answers, and asks for the leases of those that miss, or that should be woken. It returns the flights that
-// have not landed, each with what Redis last said of it.
-func (c *Cache[K, V]) ask(ctx context.Context, asked []*attempt[K, V]) (rest []*attempt[K, V]) {
+// ask reads Redis, unless readings says what it holds, lands the flights that it answers, and asks for the leases of those that
+// miss, or that should be woken. It returns the flights that have not landed, each with what Redis last said of it.
+func (c *Cache[K, V]) ask(ctx context.Context, asked []*attempt[K, V], readings []reading) (rest []*attempt[K, V]) {
 	if len(asked) == 0 {
 		return nil
 	}
+	if readings == nil {
+		readings = c.redis.read(ctx, physicalKeys(asked))
+	}
 	var toLease []*attempt[K, V]
-	for i, r := range c.redis.read(ctx, physicalKeys(asked)) {
+	for i, r := range readings {
 		a := asked[i]
 		switch {
 		case c.landFound(a, r):
@@ -101,7 +116,7 @@ func (c *Cache[K, V]) landFound(a *attempt[K, V], r reading) (landed bool) {
 	a.reading = r
 	switch r.state {
 	case stateFound:
-		if c.landFrame(a) {
+		if c.landFrame(a.flight, &a.reading) {
 			return true
 		}
 		a.reading.state, a.reject, a.why = stateMiss, digest(r.raw), WhyRedis
@@ -123,29 +138,34 @@ func (c *Cache[K, V]) landFound(a *attempt[K, V], r reading) (landed bool) {
 
 // landFrame answers a flight from a frame, and keeps the answer in the local tier. It reports false if the codec cannot read
 // the frame.
-func (c *Cache[K, V]) landFrame(a *attempt[K, V]) bool {
-	f := &a.reading.frame
-	e := &entry[K, V]{negative: f.kind == kindNegative}
-	if !e.negative {
+func (c *Cache[K, V]) landFrame(flight *flight[K, V], r *reading) bool {
+	f := &r.frame
+	a := answer[V]{tier: TierRedis, why: WhyHit}
+	if f.kind == kindNegative {
+		a.err = ErrNotFound
+	} else {
 		var err error
-		if e.value, err = c.decode(f.flags, f.payload); err != nil {
+		if a.value, err = c.decode(f.flags, f.payload); err != nil {
 			c.stats.decodeErrors.Add(1)
 			c.warnCodec("the codec cannot read an entry of Redis; it will be replaced", err)
 			return false
 		}
 	}
-	now, ttl := c.client.clock.now(), time.Second // as long as the server's clock is not known
-	switch earliest, latest, ok := c.client.clock.serverNow(); {
-	case ok && f.loadedAt > latest: // the server's clock was set forward, or the server is another one
+	ttl := time.Second // as long as the server's clock is not known
+	switch {
+	case r.read.known && f.loadedAt > r.read.latest: // the server's clock was set forward, or the server is another one
 		c.client.clock.doubt()
-	case ok:
-		ttl = time.Duration(f.freshUntil-latest) * time.Microsecond
-		e.loaded = now - max(0, (earliest+latest)/2-f.loadedAt)*1000
+	case r.read.known:
+		ttl = time.Duration(f.freshUntil-r.read.latest) * time.Microsecond
+		a.loaded = r.read.now - max(0, (r.read.earliest+r.read.latest)/2-f.loadedAt)*1000
 	}
 	c.stats.redisHits.Add(1)
-	c.keep(a.flight, e, a.stamp, now, ttl, len(f.payload))
-	c.land(a.flight, answer[V]{value: e.value, err: e.err(), tier: TierRedis, why: WhyHit, loaded: e.loaded})
-	c.flights.remove(a.flight)
+	if c.local != nil {
+		e := &entry[K, V]{value: a.value, negative: f.kind == kindNegative, loaded: a.loaded}
+		c.keep(flight, e, flight.stamp, r.read.now, ttl, len(f.payload))
+	}
+	c.land(flight, a)
+	c.flights.remove(flight)
 	return true
 }
 
@@ -217,7 +237,7 @@ func (c *Cache[K, V]) await(l *load, waiting []*attempt[K, V], loader Loader[K, 
 			c.failAll(flightsOf(waiting), ErrClosed)
 			return
 		}
-		for _, a := range c.ask(l.ctx, look) {
+		for _, a := range c.ask(l.ctx, look, nil) {
 			if a.reading.state == stateLeased {
 				still = append(still, a)
 			} else {

@@ -67,6 +67,7 @@ const (
 // reading is what Redis said of one key.
 type reading struct {
 	state  state
+	read   moment // when it was read, of stateFound
 	frame  frame  // of stateFound, and of stateLeased where it was read
 	raw    string // of stateFound: the frame's bytes
 	at     int64  // of stateGranted: when, on the server's clock
@@ -87,6 +88,30 @@ func trips(n int, do func(from, to int) error) {
 	}
 }
 
+// readOne asks for one key.
+func (r *redisTier) readOne(ctx context.Context, physical string) reading {
+	raw, err := r.client.read.Get(ctx, physical)
+	return r.readReply(raw, err, physical)
+}
+
+// readReply says what an answer to GET means.
+func (r *redisTier) readReply(raw string, err error, physical string) reading {
+	switch rediscall.Classify(err) {
+	case rediscall.OK:
+		reading := r.interpret(raw, physical)
+		if reading.state == stateFound && !reading.fresh() {
+			return readingMiss // perhaps: the script that takes the lease knows for certain
+		}
+		return reading
+	case rediscall.Nil, rediscall.WrongType: // taking the lease removes what is of a wrong type
+		return readingMiss
+	}
+	r.client.weather(err)
+	return reading{}
+}
+
+var readingMiss = reading{state: stateMiss}
+
 // read asks for some keys, as many at once as go in a round trip.
 func (r *redisTier) read(ctx context.Context, physical []string) []reading {
 	readings := make([]reading, len(physical))
@@ -104,17 +129,8 @@ func (r *redisTier) readTrip(ctx context.Context, physical []string, readings []
 		return err
 	}
 	for i, c := range commands {
-		switch err := c.Err(); rediscall.Classify(err) {
-		case rediscall.OK:
-			raw, _ := c.Val().(string)
-			if readings[i] = r.interpret(raw, physical[i]); readings[i].state == stateFound && !r.fresh(&readings[i].frame) {
-				readings[i] = reading{state: stateMiss} // perhaps: the script that takes the lease knows for certain
-			}
-		case rediscall.Nil, rediscall.WrongType: // taking the lease removes what is of a wrong type
-			readings[i].state = stateMiss
-		default:
-			r.client.weather(err)
-		}
+		raw, err := c.Text()
+		readings[i] = r.readReply(raw, err, physical[i])
 	}
 	return nil
 }
@@ -122,6 +138,7 @@ func (r *redisTier) readTrip(ctx context.Context, physical []string, readings []
 // interpret says what the bytes at a key mean.
 func (r *redisTier) interpret(raw, physical string) reading {
 	f, err := parseFrame(raw)
+	at := r.client.clock.moment()
 	switch {
 	case err != nil:
 		r.stats.badFrames.Add(1)
@@ -137,12 +154,12 @@ func (r *redisTier) interpret(raw, physical string) reading {
 	case f.kind == kindLease && f.lease.writers():
 		return reading{state: stateWriting}
 	case f.kind == kindLease:
-		if earliest, _, ok := r.client.clock.serverNow(); ok && earliest > f.leaseExpiry {
+		if at.known && at.earliest > f.leaseExpiry {
 			return reading{state: stateMiss}
 		}
 		return reading{state: stateLeased, frame: f}
 	}
-	return reading{state: stateFound, frame: f, raw: raw}
+	return reading{state: stateFound, read: at, frame: f, raw: raw}
 }
 
 // wantsWaking tells whether the holder of a lease does not know yet that somebody waits. The script that takes leases tells it.
@@ -152,9 +169,11 @@ func (r *redisTier) wantsWaking(reading reading) bool {
 
 // fresh tells whether a frame is certainly fresh. The server keeps a frame longer than that only while somebody has a lease on
 // it, so as long as the server's clock is not known, the lease tells.
-func (r *redisTier) fresh(f *frame) bool {
-	_, latest, ok := r.client.clock.serverNow()
-	return ok && latest < f.freshUntil || !ok && f.lease == (token{})
+func (r *reading) fresh() bool {
+	if r.read.known {
+		return r.read.latest < r.frame.freshUntil
+	}
+	return r.frame.lease == (token{})
 }
 
 // digest names bytes that cannot be used, so that the script can tell whether they still stand there.

@@ -93,7 +93,7 @@ func (c *Client) Stats() ClientStats {
 	out := ClientStats{
 		RedisErrors: map[string]uint64{},
 		RoundTrips:  c.read.Trips() + c.write.Trips(),
-		StuckCalls:  c.read.Abandoned() + c.write.Abandoned(),
+		StuckCalls:  c.read.Stuck() + c.write.Stuck(),
 	}
 	for class := range c.errors {
 		if n := c.errors[class].Load(); n > 0 {

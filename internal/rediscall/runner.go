@@ -85,13 +85,20 @@ func (r *Runner) abandon(c *call) {
 	}
 }
 
-func (r *Runner) run(ctx context.Context, c *call, cmds []*Command) {
+// Send is Do in the calling goroutine, for who waits elsewhere: where the client gives no clone with time-outs of its own, it may
+// take longer than the budget. ctx should have no deadline.
+func (r *Runner) Send(ctx context.Context, cmds []*Command) error {
 	ctx, cancel := context.WithTimeout(ctx, r.budget)
 	defer cancel()
 	err := r.send(ctx, cmds)
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = ErrBudget // ctx has no deadline but ours
 	}
+	return err
+}
+
+func (r *Runner) run(ctx context.Context, c *call, cmds []*Command) {
+	err := r.Send(ctx, cmds)
 	if !c.state.CompareAndSwap(running, finished) {
 		r.abandoned.Add(-1)
 	}

@@ -1,0 +1,95 @@
+package collect
+
+import (
+	"context"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-nearside/nearside/internal/rediscall"
+)
+
+// Collector sends commands through one client with one budget.
+type Collector struct {
+	budget time.Duration
+	every  *queue // what has no node of its own
+	nodes  nodes  // of a cluster
+}
+
+// New makes a collector. The client stays the caller's.
+func New(rdb redis.UniversalClient, budget time.Duration) *Collector {
+	_, one := rdb.(*redis.Client)
+	c := &Collector{budget: budget, every: newQueue(rdb, budget, one)}
+	c.nodes.cluster, _ = rdb.(*redis.ClusterClient)
+	return c
+}
+
+// Do sends the commands and waits for their replies, at most for the budget and while ctx lives. A nil return means that Redis was
+// asked: each command then holds its own reply or error. Otherwise nothing is known about any of them, and they must not be looked
+// at. All commands of a call travel together, but for those of a cluster, which go to each node by themselves.
+func (c *Collector) Do(ctx context.Context, cmds ...*rediscall.Command) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if len(cmds) == 0 {
+		return nil
+	}
+	if c.nodes.cluster == nil {
+		return c.every.do(ctx, cmds)
+	}
+	return c.nodes.do(ctx, cmds, c.every)
+}
+
+// Get reads one key. It is Do for the most frequent command, for less: the error is redis.Nil where nothing stands.
+func (c *Collector) Get(ctx context.Context, key string) (string, error) {
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	if c.nodes.cluster == nil {
+		return c.every.get(ctx, key)
+	}
+	cmd := rediscall.NewCommand(ctx, "get", key)
+	if err := c.nodes.do(ctx, []*rediscall.Command{cmd}, c.every); err != nil {
+		return "", err
+	}
+	return cmd.Text()
+}
+
+// queues returns all queues.
+func (c *Collector) queues() []*queue {
+	all := []*queue{c.every}
+	c.nodes.mu.RLock()
+	defer c.nodes.mu.RUnlock()
+	for _, q := range c.nodes.queues {
+		all = append(all, q)
+	}
+	return all
+}
+
+// Trips tells how many round trips were made.
+func (c *Collector) Trips() (n uint64) {
+	for _, q := range c.queues() {
+		n += q.tripsMade()
+	}
+	return n
+}
+
+// Stuck tells how many trips go-redis has not given back after their budget.
+func (c *Collector) Stuck() (n int) {
+	for _, q := range c.queues() {
+		n += q.stuck()
+	}
+	return n
+}
+
+// Close refuses further calls and waits for those under way, at most for d. It returns how many were left.
+func (c *Collector) Close(d time.Duration) (left int) {
+	c.nodes.mu.Lock()
+	c.nodes.closed = true
+	c.nodes.mu.Unlock()
+	deadline := time.Now().Add(d)
+	for _, q := range c.queues() {
+		left += q.close(time.Until(deadline))
+	}
+	return left
+}

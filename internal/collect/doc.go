@@ -1,0 +1,16 @@
+// Package collect lets concurrent calls to Redis share round trips.
+//
+//	call -> a trip of its own, while few are under way
+//	     -> queue -> the next trip that starts takes along all that waits
+//
+// Nothing is delayed to wait for company: a call that finds less than minTrips trips under way goes at once, in its own goroutine.
+// Otherwise it waits for one of them to end, and then goes together with all that wait. So the busier a node is, the more calls
+// share a round trip. While trips hang, up to maxTrips may be under way, so that dead connections stop nobody else: who has waited for an eighth of the budget starts one.
+//
+// Each node of a cluster has a queue of its own: a node that is silent holds up its own keys only.
+//
+// # Concurrency
+//
+// A Collector may be used by any number of goroutines. Each call waits with its own context and for the budget at most; a call that
+// is given up before its trip starts is not sent.
+package collect
