@@ -345,3 +345,9 @@ func (c *Cache[K, V]) Set(ctx context.Context, key K, value V) error {
 	}
 	return nil
 }
+
+// SetMany is Set for many keys, in few round trips. If some keys fail, the error wraps a *KeyErrors[K] that names them; the others
+// are set.
+func (c *Cache[K, V]) SetMany(ctx context.Context, values map[K]V) error {
+	return c.batchError("set many", c.set(ctx, values))
+}

@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -105,6 +106,30 @@ func (c *Cache[K, V]) moveAll(targets []target[K]) {
 	}
 }
 
+// written is a write under way, with what was taken before it began.
+type written[K comparable, V any] struct {
+	target[K]
+	lease    reading
+	first    uint32 // the key's stamp
+	sequence uint64 // settles only what was owed before
+	began    int64
+	value    encoded[V] // once it has committed
+}
+
+// beginWrites takes the right to fill some keys, which voids that of all others.
+func (c *Cache[K, V]) beginWrites(ctx context.Context, targets []target[K]) []*written[K, V] {
+	writes := make([]*written[K, V], len(targets))
+	for i, t := range targets {
+		writes[i] = &written[K, V]{
+			target: t, first: c.client.stamps.move(t.hash), sequence: c.unconfirmed.next(), began: c.client.clock.now(),
+		}
+	}
+	for i, r := range c.redis.lease(ctx, leaseToWrite, physicalOf(targets), make([]string, len(targets))) {
+		writes[i].lease = r
+	}
+	return writes
+}
+
 // write runs the writer between taking the right to fill and filling. However it ends, if the value is not in Redis then, the key
 // is deleted: also when the writer failed, panicked or called Goexit, since what the source holds is not known then.
 func (c *Cache[K, V]) write(ctx context.Context, key K, writer func(context.Context) (V, error)) (value V, err error) {
@@ -119,11 +144,9 @@ func (c *Cache[K, V]) write(ctx context.Context, key K, writer func(context.Cont
 	if err != nil {
 		return value, err
 	}
-	w := written[K]{target: t, first: c.client.stamps.move(t.hash), sequence: c.unconfirmed.next(), began: c.client.clock.now()}
-	w.lease = c.redis.lease(ctx, leaseToWrite, []string{t.physical}, []string{""})[0]
-	granted := w.lease.state == stateGranted
+	w := c.beginWrites(ctx, []target[K]{t})[0]
 	var held []heldLease
-	if granted {
+	if w.lease.state == stateGranted {
 		held = []heldLease{{t.physical, w.lease.lease}}
 	}
 	stop := c.redis.keepRenewed(ctx, held)
@@ -139,47 +162,109 @@ func (c *Cache[K, V]) write(ctx context.Context, key K, writer func(context.Cont
 		var zero V
 		return zero, err
 	}
-	enc, err := c.encode(value)
-	if err != nil {
+	if w.value, err = c.encode(value); err != nil {
 		return value, err
 	}
 	stop()
-	if granted {
-		filled, err = c.fillWritten(ctx, w, enc)
+	filled, err = c.fillWritten(ctx, []*written[K, V]{w}).of(key)
+	return w.value.value, err
+}
+
+// outcome is what became of some writes.
+type outcome[K comparable] struct {
+	filled map[K]bool
+	failed map[K]error
+}
+
+func (o outcome[K]) of(key K) (filled bool, err error) { return o.filled[key], o.failed[key] }
+
+// fillWritten puts written values into Redis and then into the local tier. The outcome holds which of them Redis has; the errors say
+// of which of these the others do not know.
+func (c *Cache[K, V]) fillWritten(ctx context.Context, writes []*written[K, V]) outcome[K] {
+	out := outcome[K]{map[K]bool{}, map[K]error{}}
+	var granted []*written[K, V]
+	var frames []frame
+	var ttls []time.Duration
+	for _, w := range writes {
+		if w.lease.state != stateGranted {
+			continue
+		}
+		granted = append(granted, w)
+		ttls = append(ttls, c.policy.jittered(c.policy.TTL))
+		frames = append(frames, frame{
+			kind: kindValue, flags: w.value.flags, loadedAt: w.lease.at, fill: w.lease.lease, lease: w.lease.lease,
+			key: w.physical, payload: string(w.value.payload),
+		})
 	}
-	return enc.value, err
-}
-
-// written is a write under way, with what was taken before it began.
-type written[K comparable] struct {
-	target[K]
-	lease    reading
-	first    uint32 // the key's stamp
-	sequence uint64 // settles only what was owed before
-	began    int64
-}
-
-// fillWritten puts a written value into Redis and then into the local tier. It reports whether Redis has it; the error says that
-// the others do not know.
-func (c *Cache[K, V]) fillWritten(ctx context.Context, w written[K], enc encoded[V]) (filled bool, err error) {
-	ttl := c.policy.jittered(c.policy.TTL)
-	f := frame{
-		kind: kindValue, flags: enc.flags, loadedAt: w.lease.at, fill: w.lease.lease, lease: w.lease.lease,
-		key: w.physical, payload: string(enc.payload),
+	if len(granted) == 0 {
+		return out
 	}
 	epoch := c.client.epoch.Load()
-	c.client.stamps.move(w.hash)
+	for _, w := range granted {
+		c.client.stamps.move(w.hash)
+	}
 	now := c.client.clock.now()
-	if err = c.redis.fill(ctx, []frame{f}, []time.Duration{ttl}, toTell)[0]; err != nil && !errors.Is(err, ErrUnpublished) {
-		return false, nil
+	for i, err := range c.redis.fill(ctx, frames, ttls, toTell) {
+		w := granted[i]
+		if err != nil && !errors.Is(err, ErrUnpublished) {
+			continue
+		}
+		out.filled[w.key] = true
+		if err != nil {
+			out.failed[w.key] = err
+		}
+		// Whoever read Redis before the fill holds an older stamp than this one. If it is not the second after the first, somebody
+		// else wrote or invalidated the key meanwhile: then the value stays out of the local tier.
+		after := c.client.stamps.move(w.hash)
+		c.unconfirmed.settle(w.physical, w.sequence)
+		if after == w.first+2 {
+			e := &entry[K, V]{value: w.value.value, loaded: w.began}
+			c.keep(&flight[K, V]{key: w.key, hash: w.hash, epoch: epoch}, e, after, now, ttls[i], len(w.value.payload))
+		}
 	}
-	// Whoever read Redis before the fill holds an older stamp than this one. If it is not the second after the first, somebody
-	// else wrote or invalidated the key meanwhile: then the value stays out of the local tier.
-	after := c.client.stamps.move(w.hash)
-	c.unconfirmed.settle(w.physical, w.sequence)
-	if after == w.first+2 {
-		e := &entry[K, V]{value: enc.value, loaded: w.began}
-		c.keep(&flight[K, V]{key: w.key, hash: w.hash, epoch: epoch}, e, after, now, ttl, len(enc.payload))
+	return out
+}
+
+// set puts values into both tiers, and deletes what it cannot put there. It returns the errors of single keys.
+func (c *Cache[K, V]) set(ctx context.Context, values map[K]V) map[K]error {
+	failed := map[K]error{}
+	if err := c.usable(ctx); err != nil || !c.client.work.Enter() {
+		for key := range values {
+			failed[key] = cmp.Or(err, ErrClosed)
+		}
+		return failed
 	}
-	return true, err
+	defer c.client.work.Leave()
+	var targets []target[K]
+	for key := range values {
+		t, err := c.target(key)
+		if err != nil {
+			failed[key] = err
+			continue
+		}
+		targets = append(targets, t)
+	}
+	var encoded []*written[K, V]
+	for _, w := range c.beginWrites(ctx, targets) {
+		var err error
+		if w.value, err = c.encode(values[w.key]); err != nil {
+			failed[w.key] = err
+		} else {
+			encoded = append(encoded, w)
+		}
+	}
+	out := c.fillWritten(ctx, encoded)
+	var drops []target[K]
+	for _, t := range targets {
+		if err := out.failed[t.key]; err != nil {
+			failed[t.key] = err
+		}
+		if !out.filled[t.key] {
+			drops = append(drops, t)
+		}
+	}
+	for key, err := range c.drop(ctx, drops) {
+		failed[key] = errors.Join(failed[key], err)
+	}
+	return failed
 }
