@@ -61,7 +61,9 @@ func playMember(namespace string, in io.Reader, out io.Writer) error {
 	}
 	client.Bus().Subscribe(marksName, invalidation.Handler{Keys: func(marks []string) {
 		for _, m := range marks {
-			say("mark %s", m)
+			if client.Bus().Live() {
+				say("mark %s", m)
+			}
 		}
 	}})
 	ctx := context.Background()

@@ -83,7 +83,7 @@ var mutants = []mutant{
 	},
 	{
 		name:  "an unconfirmed delete is forgotten",
-		edits: []edit{{"cache/flow.go", "c.unconfirmed.has(f.physical)", "false"}},
+		edits: []edit{{"cache/unconfirmed.go", "return ok || u.until > now", "return false"}},
 	},
 	{
 		name:  "deaf, and the local tier keeps as ever",
