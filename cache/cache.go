@@ -183,7 +183,7 @@ func (c *Cache[K, V]) get(ctx context.Context, op string, key K, loader Loader[K
 	switch {
 	case !others:
 		defer f.load.leave()
-		c.lead(ctx, f, loader)
+		c.lead(ctx, f.load, []*flight[K, V]{f}, loader)
 	case waiting:
 		defer f.load.leave()
 		fallthrough

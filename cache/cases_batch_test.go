@@ -61,8 +61,8 @@ func TestC55_MissingKeySpoilsNoNeighbour(t *testing.T) {
 					if trips != 0 {
 						t.Errorf("%s: %v in %d trips", what, commands, trips)
 					}
-				case commands["get"] != 10 || (what == "from Redis" || len(missing) == 0) && (len(commands) != 1 || trips != 1):
-					t.Errorf("%s: %v in %d trips, want 10 GETs in one", what, commands, trips)
+				case commands["mget"] != 1 || (what == "from Redis" || len(missing) == 0) && (len(commands) != 1 || trips != 1):
+					t.Errorf("%s: %v in %d trips, want one MGET in one", what, commands, trips)
 				}
 			}
 			if asked := fmt.Sprint(source.asked()); asked != fmt.Sprint(slices.Sorted(slices.Values(missing))) {
@@ -153,7 +153,7 @@ func TestC57_KeyTwiceInOneBatch(t *testing.T) {
 			in.Idle(t)
 			before, warm := len(source.asked()), rows.Stats()
 
-			check("cold", 3, map[string]int{"get": 3, "evalsha": 6}) // a lease and a fill for each
+			check("cold", 3, map[string]int{"mget": 1, "evalsha": 6}) // a lease and a fill for each
 			if n := rows.Stats().Fills - warm.Fills; n != 3 {
 				t.Errorf("%d fills, want 3", n)
 			}
@@ -162,7 +162,7 @@ func TestC57_KeyTwiceInOneBatch(t *testing.T) {
 			}
 			check("from the local tier", 0, map[string]int{})
 			in.DropLocal()
-			check("from Redis", 1, map[string]int{"get": 3})
+			check("from Redis", 1, map[string]int{"mget": 1})
 
 			commands, trips := in.sent(t, func() {
 				if err := rows.Invalidate(ctx, keys...); err != nil {
@@ -172,7 +172,7 @@ func TestC57_KeyTwiceInOneBatch(t *testing.T) {
 			if n := rows.Stats().Invalidated; n != 3 {
 				t.Errorf("%d deletes, want 3: %v in %d trips", n, commands, trips)
 			}
-			check("after Invalidate", 3, map[string]int{"get": 3, "evalsha": 6})
+			check("after Invalidate", 3, map[string]int{"mget": 1, "evalsha": 6})
 			if n := len(source.asked()) - before; n != 6 {
 				t.Errorf("the loader was asked %d times, want twice for each of three keys", n)
 			}

@@ -49,7 +49,7 @@ func TestCommandsPerGet(t *testing.T) {
 		_, err := users.Update(ctx, 1, func(context.Context) (string, error) { return "new", nil })
 		return err
 	})
-	expect("a batch with a local hit, a Redis hit and 2 misses", 3, map[string]int{"get": 3, "evalsha": 4}, func() error {
+	expect("a batch with a local hit, a Redis hit and 2 misses", 3, map[string]int{"mget": 1, "evalsha": 4}, func() error {
 		_, err := users.GetMany(ctx, []int{0, 1, 10, 11, 11, 1}) // 1 is local, 0 and the new ones are not
 		return err
 	})

@@ -161,12 +161,11 @@ func (t *flights[K, V]) len() (n int) {
 // must be called when the caller waits no longer.
 func (c *Cache[K, V]) fly(ctx context.Context, wanted []*flight[K, V], loader Loader[K, V]) (all []*flight[K, V], leave func()) {
 	own := newLoad()
-	own.begin(ctx)
 	waits := []*load{own}
+	all = make([]*flight[K, V], 0, len(wanted))
 	var started []*flight[K, V]
 	for _, mine := range wanted {
 		mine.load = own
-		mine.expect()
 		f, others, waiting := c.flights.join(mine)
 		all = append(all, f)
 		switch {
@@ -180,7 +179,7 @@ func (c *Cache[K, V]) fly(ctx context.Context, wanted []*flight[K, V], loader Lo
 		}
 	}
 	if len(started) > 0 {
-		c.start(started, func() { c.run(own, attemptsOf(started), nil, loader) })
+		c.lead(ctx, own, started, loader)
 	}
 	return all, func() {
 		for _, l := range waits {
@@ -189,31 +188,50 @@ func (c *Cache[K, V]) fly(ctx context.Context, wanted []*flight[K, V], loader Lo
 	}
 }
 
-// lead takes a flight that its caller has begun to Redis, in the caller's own goroutine. What Redis does not answer, or the caller
+// lead takes flights that their caller has begun to Redis, in the caller's own goroutine. What Redis does not answer, or the caller
 // does not wait for, goes on in another one.
-func (c *Cache[K, V]) lead(ctx context.Context, f *flight[K, V], loader Loader[K, V]) {
+func (c *Cache[K, V]) lead(ctx context.Context, l *load, started []*flight[K, V], loader Loader[K, V]) {
 	if !c.client.work.Enter() {
-		c.fail(f, ErrClosed)
+		c.failAll(started, ErrClosed)
 		return
 	}
 	defer c.client.work.Leave()
-	var readings []reading
-	if !c.unconfirmed.has(f.physical) {
-		r := c.redis.readOne(ctx, f.physical)
-		if r.state == stateFound {
-			if c.landFrame(f, &r) {
-				return
+	ask, rest := started, []*attempt[K, V](nil)
+	if c.unconfirmed.any() {
+		ask = nil
+		for _, f := range started {
+			if c.unconfirmed.has(f.physical) {
+				rest = append(rest, &attempt[K, V]{flight: f, why: WhyBypassed})
+			} else {
+				ask = append(ask, f)
 			}
-			r.state, r.reject = stateMiss, digest(r.raw)
-		}
-		if ctx.Err() == nil {
-			readings = []reading{r}
 		}
 	}
-	c.flights.expect(f)
-	f.load.begin(ctx)
-	flights := []*flight[K, V]{f}
-	c.start(flights, func() { c.run(f.load, attemptsOf(flights), readings, loader) })
+	readings := c.redis.read(ctx, physicalKeys(ask))
+	gone := ctx.Err() != nil // then what was not read was not asked
+	for i, f := range ask {
+		r := &readings[i]
+		if r.state == stateFound {
+			if c.landFrame(f, r) {
+				continue
+			}
+			*r = reading{state: stateMiss, reject: digest(r.raw)}
+		}
+		a := &attempt[K, V]{flight: f, reading: *r}
+		if gone {
+			a.reading.state = stateUnasked
+		}
+		rest = append(rest, a)
+	}
+	if len(rest) == 0 {
+		return
+	}
+	left := flightsOf(rest)
+	for _, f := range left {
+		c.flights.expect(f)
+	}
+	l.begin(ctx)
+	c.start(left, func() { c.run(l, rest, loader) })
 }
 
 // start runs a part of the flow for some flights in a goroutine of its own. Should it panic, in a hook or by a fault of ours,

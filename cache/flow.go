@@ -18,30 +18,22 @@ type attempt[K comparable, V any] struct {
 	alarm   alarm  // rings when it is worth to look at Redis again
 }
 
-func attemptsOf[K comparable, V any](flights []*flight[K, V]) []*attempt[K, V] {
-	attempts := make([]*attempt[K, V], len(flights))
-	for i, f := range flights {
-		attempts[i] = &attempt[K, V]{flight: f, why: WhyBypassed}
-	}
-	return attempts
-}
-
-// run takes flights, none of which the local tier holds, through Redis and the loader. If Redis was read already, readings is what
-// it said.
-func (c *Cache[K, V]) run(l *load, started []*attempt[K, V], readings []reading, loader Loader[K, V]) {
-	ask, toLoad := started, []*attempt[K, V](nil)
-	if readings == nil {
-		ask = nil
-		for _, a := range started {
-			if c.unconfirmed.has(a.physical) {
-				toLoad = append(toLoad, a)
-			} else {
-				ask = append(ask, a)
-			}
+// run takes flights that neither the local tier nor a first look at Redis has answered through Redis and the loader.
+func (c *Cache[K, V]) run(l *load, started []*attempt[K, V], loader Loader[K, V]) {
+	var unasked, asked, toLoad []*attempt[K, V]
+	for _, a := range started {
+		switch {
+		case a.why == WhyBypassed:
+			toLoad = append(toLoad, a)
+		case a.reading.state == stateUnasked:
+			unasked = append(unasked, a)
+		default:
+			asked = append(asked, a)
 		}
 	}
+	rest := append(c.look(l.ctx, unasked), c.sort(l.ctx, asked)...)
 	var wait []*attempt[K, V]
-	for _, a := range c.ask(l.ctx, ask, readings) {
+	for _, a := range rest {
 		if a.reading.state == stateLeased && c.policy.LeaseWait != Off {
 			wait = append(wait, a)
 		} else {
@@ -65,20 +57,24 @@ func flightsOf[K comparable, V any](attempts []*attempt[K, V]) []*flight[K, V] {
 	return flights
 }
 
-// ask reads Redis, unless readings says what it holds, lands the flights that it answers, and asks for the leases of those that
-// miss, or that should be woken. It returns the flights that have not landed, each with what Redis last said of it.
-func (c *Cache[K, V]) ask(ctx context.Context, asked []*attempt[K, V], readings []reading) (rest []*attempt[K, V]) {
+// look reads Redis, and does with what it says as sort does.
+func (c *Cache[K, V]) look(ctx context.Context, asked []*attempt[K, V]) (rest []*attempt[K, V]) {
 	if len(asked) == 0 {
 		return nil
 	}
-	if readings == nil {
-		readings = c.redis.read(ctx, physicalKeys(asked))
+	for i, r := range c.redis.read(ctx, physicalKeys(flightsOf(asked))) {
+		asked[i].reading = r
 	}
+	return c.sort(ctx, asked)
+}
+
+// sort lands the flights that Redis has answered, and asks for the leases of those that miss, or that should be woken. It returns
+// the flights that have not landed, each with what Redis last said of it.
+func (c *Cache[K, V]) sort(ctx context.Context, asked []*attempt[K, V]) (rest []*attempt[K, V]) {
 	var toLease []*attempt[K, V]
-	for i, r := range readings {
-		a := asked[i]
+	for _, a := range asked {
 		switch {
-		case c.landFound(a, r):
+		case c.landFound(a, a.reading):
 		case a.reading.state == stateMiss:
 			c.stats.misses.Add(1)
 			toLease = append(toLease, a)
@@ -95,7 +91,7 @@ func (c *Cache[K, V]) ask(ctx context.Context, asked []*attempt[K, V], readings 
 	for i, a := range toLease {
 		rejects[i] = a.reject
 	}
-	for i, r := range c.redis.lease(ctx, leaseToRead, physicalKeys(toLease), rejects) {
+	for i, r := range c.redis.lease(ctx, leaseToRead, physicalKeys(flightsOf(toLease)), rejects) {
 		if a := toLease[i]; !c.landFound(a, r) {
 			rest = append(rest, a)
 		}
@@ -103,10 +99,10 @@ func (c *Cache[K, V]) ask(ctx context.Context, asked []*attempt[K, V], readings 
 	return rest
 }
 
-func physicalKeys[K comparable, V any](attempts []*attempt[K, V]) []string {
-	keys := make([]string, len(attempts))
-	for i, a := range attempts {
-		keys[i] = a.physical
+func physicalKeys[K comparable, V any](flights []*flight[K, V]) []string {
+	keys := make([]string, len(flights))
+	for i, f := range flights {
+		keys[i] = f.physical
 	}
 	return keys
 }
@@ -213,18 +209,18 @@ func (c *Cache[K, V]) await(l *load, waiting []*attempt[K, V], loader Loader[K, 
 	poll := time.NewTimer(minPoll)
 	defer poll.Stop()
 	for len(waiting) > 0 {
-		var look, still, toLoad []*attempt[K, V]
+		var again, still, toLoad []*attempt[K, V]
 		select {
 		case <-bell:
 			for _, a := range waiting {
 				if a.alarm.rung.Swap(false) {
-					look = append(look, a)
+					again = append(again, a)
 				} else {
 					still = append(still, a)
 				}
 			}
 		case <-poll.C:
-			look = waiting
+			again = waiting
 			poll.Reset(max(minPoll, min(maxPoll, time.Since(began)/10)))
 		case <-timeout.C:
 			c.stats.leaseTimeouts.Add(uint64(len(waiting)))
@@ -237,7 +233,7 @@ func (c *Cache[K, V]) await(l *load, waiting []*attempt[K, V], loader Loader[K, 
 			c.failAll(flightsOf(waiting), ErrClosed)
 			return
 		}
-		for _, a := range c.ask(l.ctx, look, nil) {
+		for _, a := range c.look(l.ctx, again) {
 			if a.reading.state == stateLeased {
 				still = append(still, a)
 			} else {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/go-nearside/nearside/internal/collect"
 	"github.com/go-nearside/nearside/internal/rediscall"
 	"github.com/go-nearside/nearside/invalidation"
 )
@@ -62,6 +63,7 @@ const (
 	stateWriting              // somebody is writing it to the source
 	stateNewer                // it belongs to a newer schema: leave it alone
 	stateGranted              // the lease is ours
+	stateUnasked              // nobody has asked yet
 )
 
 // reading is what Redis said of one key.
@@ -86,12 +88,6 @@ func trips(n int, do func(from, to int) error) {
 			return
 		}
 	}
-}
-
-// readOne asks for one key.
-func (r *redisTier) readOne(ctx context.Context, physical string) reading {
-	raw, err := r.client.read.Get(ctx, physical)
-	return r.readReply(raw, err, physical)
 }
 
 // readReply says what an answer to GET means.
@@ -120,17 +116,18 @@ func (r *redisTier) read(ctx context.Context, physical []string) []reading {
 }
 
 func (r *redisTier) readTrip(ctx context.Context, physical []string, readings []reading) error {
-	commands := make([]*rediscall.Command, len(physical))
-	for i, key := range physical {
-		commands[i] = rediscall.NewCommand(ctx, "get", key)
+	if len(physical) == 1 {
+		raw, err := r.client.read.Get(ctx, physical[0])
+		readings[0] = r.readReply(raw, err, physical[0])
+		return nil
 	}
-	if err := r.client.read.Do(ctx, commands...); err != nil {
+	reads := make([]collect.Read, len(physical))
+	if err := r.client.read.GetMany(ctx, physical, reads); err != nil {
 		r.client.weather(err)
 		return err
 	}
-	for i, c := range commands {
-		raw, err := c.Text()
-		readings[i] = r.readReply(raw, err, physical[i])
+	for i, read := range reads {
+		readings[i] = r.readReply(read.Value, read.Err, physical[i])
 	}
 	return nil
 }

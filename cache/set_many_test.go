@@ -33,9 +33,9 @@ func TestSetMany(t *testing.T) {
 	if err != nil || len(got) != 3 || got["k7"] != "v7" || got["k1199"] != "v1199" {
 		t.Errorf("%v, %v", got, err)
 	}
-	r, err := here.GetResult(ctx, "k3")
-	if r.Value != "v3" || r.Tier != cache.TierLocal || err != nil {
-		t.Errorf("%+v, %v", r, err)
+	// A neighbour in the table of stamps, or a busy store, keeps a few out of the local tier.
+	if s := here.Stats(); s.LocalFills < 1100 || s.LocalFills+s.LocalOvertaken+s.LocalRejected > 1200 {
+		t.Errorf("%+v; want nearly all 1200 in the local tier", s)
 	}
 	if ttl := server.Admin().TTL(ctx, here.PhysicalKey(t, "k5")).Val(); ttl < 50*time.Minute || ttl > time.Hour {
 		t.Errorf("k5 lives for %v", ttl)

@@ -81,6 +81,9 @@ func (u *unconfirmed) settle(physical string, sequence uint64) {
 	}
 }
 
+// any tells whether there may be a key for which has is true.
+func (u *unconfirmed) any() bool { return u.some.Load() }
+
 // has tells whether Redis must not be used for a key.
 func (u *unconfirmed) has(physical string) bool {
 	if !u.some.Load() {

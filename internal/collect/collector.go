@@ -55,6 +55,28 @@ func (c *Collector) Get(ctx context.Context, key string) (string, error) {
 	return cmd.Text()
 }
 
+// GetMany reads some keys, at most as many as go in a trip, into reads, which has one for each. After an error reads must not be
+// looked at, nor used again.
+func (c *Collector) GetMany(ctx context.Context, keys []string, reads []Read) error {
+	if err := ctx.Err(); err != nil || len(keys) == 0 {
+		return err
+	}
+	if c.nodes.cluster == nil {
+		return c.every.getMany(ctx, keys, reads)
+	}
+	cmds := make([]*rediscall.Command, len(keys))
+	for i, key := range keys {
+		cmds[i] = rediscall.NewCommand(ctx, "get", key)
+	}
+	if err := c.nodes.do(ctx, cmds, c.every); err != nil {
+		return err
+	}
+	for i, cmd := range cmds {
+		reads[i].Value, reads[i].Err = cmd.Text()
+	}
+	return nil
+}
+
 // queues returns all queues.
 func (c *Collector) queues() []*queue {
 	all := []*queue{c.every}

@@ -73,9 +73,10 @@ func behind(t *testing.T, c *collect.Collector, proxy *redistest.Proxy, keys []s
 // twoTrips makes two calls that hang, each on a trip of its own: as many as a node has under way at once in good weather.
 func twoTrips(t testing.TB, c *collect.Collector, calls *sync.WaitGroup, call func()) {
 	t.Helper()
+	until(t, "no trip is under way", func() bool { return c.Busy() == 0 })
 	for n := range 2 {
 		calls.Go(call)
-		until(t, "a trip hangs", func() bool { return c.Busy() == n+1 })
+		until(t, fmt.Sprintf("trip %d hangs", n+1), func() bool { return c.Busy() == n+1 })
 	}
 }
 

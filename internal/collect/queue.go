@@ -23,8 +23,8 @@ const (
 
 	// leash is the longest that a read on the straight way can make a caller wait who wants to leave.
 	leash = 10 * time.Millisecond
-	// detour is how long the straight way is not taken after it was slow.
-	detour = time.Second
+	// detour is how long the straight way is not taken after it took the whole leash.
+	detour = 100 * time.Millisecond
 )
 
 // errFull says that too many calls wait already.
@@ -76,26 +76,47 @@ func (q *queue) do(ctx context.Context, cmds []*rediscall.Command) error {
 	return err
 }
 
-// get reads a key.
+// get reads one key.
 func (q *queue) get(ctx context.Context, key string) (string, error) {
-	budget := q.budget
-	if began, ok := q.depart(ctx); ok {
-		cmd := rediscall.NewCommand(context.Background(), "get", key)
-		err := q.straight.Send(context.Background(), []*rediscall.Command{cmd})
-		if took := q.arrive(began); err == nil {
-			return cmd.Text()
-		} else if budget -= took; rediscall.Classify(err) != rediscall.Timeout {
-			return "", err
-		}
-	}
 	c := q.newCall()
-	c.ctx, c.key = ctx, key
-	if err := q.wait(ctx, c, budget); err != nil {
+	c.ctx, c.key[0] = ctx, key
+	c.keys, c.reads = c.key[:], c.read[:]
+	if err := q.read(ctx, c); err != nil {
 		return "", err
 	}
-	value, err := c.value, c.err
+	read, err := c.read[0], c.err
 	q.free(c)
-	return value, err
+	if err != nil {
+		return "", err
+	}
+	return read.Value, read.Err
+}
+
+// getMany reads some keys. After an error reads may still be written to.
+func (q *queue) getMany(ctx context.Context, keys []string, reads []Read) error {
+	c := q.newCall()
+	c.ctx, c.keys, c.reads = ctx, keys, reads
+	if err := q.read(ctx, c); err != nil {
+		return err
+	}
+	err := c.err
+	q.free(c)
+	return err
+}
+
+// read makes a call that reads, on the straight way if that is clear.
+func (q *queue) read(ctx context.Context, c *call) error {
+	budget := q.budget
+	if began, ok := q.depart(ctx); ok {
+		c.err = q.trip(q.straight, []*call{c})
+		if took := q.arrive(began); rediscall.Classify(c.err) != rediscall.Timeout {
+			return nil
+		} else {
+			budget -= took
+			c.err = nil
+		}
+	}
+	return q.wait(ctx, c, budget)
 }
 
 // depart tells whether a read may take the straight way: in the caller's own goroutine, which nobody can call back from there. So
@@ -123,7 +144,7 @@ func (q *queue) arrive(began time.Time) (took time.Duration) {
 	defer q.mu.Unlock()
 	q.going = false
 	now := time.Now()
-	if took = now.Sub(began); took > leash/2 {
+	if took = now.Sub(began); took >= leash {
 		q.clear = now.Add(detour)
 	}
 	return took
@@ -199,7 +220,7 @@ func (q *queue) enter(c *call) error {
 // work makes one trip after another. The workers beyond minTrips end when nobody waits.
 func (q *queue) work(w *worker) {
 	for q.take(w) {
-		err := q.send(w.calls)
+		err := q.trip(q.runner, w.calls)
 		for i, c := range w.calls {
 			if err != nil {
 				c.err = err
@@ -219,10 +240,10 @@ func (q *queue) take(w *worker) bool {
 	for {
 		w.began = time.Time{}
 		n, commands := 0, 0
-		for n < len(q.waiting) && (commands == 0 || commands+len(q.waiting[n].cmds) <= maxTrip) {
+		for n < len(q.waiting) && (commands == 0 || commands+q.waiting[n].size() <= maxTrip) {
 			if c := q.waiting[n]; c.taken.CompareAndSwap(false, true) {
 				w.calls = append(w.calls, c)
-				commands += max(1, len(c.cmds))
+				commands += c.size()
 			}
 			n++
 		}

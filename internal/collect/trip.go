@@ -11,18 +11,30 @@ import (
 	"github.com/go-nearside/nearside/internal/rediscall"
 )
 
-// call is what waits for a trip, or is on one: some commands, or one key to read.
+// Read is what came of one key: redis.Nil where nothing stands.
+type Read struct {
+	Value string
+	Err   error
+}
+
+// call is what waits for a trip, or is on one: some commands, or some keys to read.
 type call struct {
 	ctx   context.Context
-	cmds  []*rediscall.Command // nil: read key
-	key   string
-	value string
-	err   error // redis.Nil where nothing stands at the key
+	cmds  []*rediscall.Command
+	keys  []string
+	reads []Read // one for each key
+	err   error  // of the whole trip
 
-	done  chan struct{} // holds one; what was found is written before
+	done  chan struct{} // holds one; all else is written before
 	taken atomic.Bool   // on a trip, or given up
 	timer *time.Timer
+
+	// Of a call for one key.
+	key  [1]string
+	read [1]Read
 }
+
+func (c *call) size() int { return len(c.cmds) + len(c.keys) }
 
 // newCall returns a call. Calls are used again, but for those that were given up. Each queue has its own, since a timer and a channel
 // must not leave the bubble (testing/synctest) in which they were made.
@@ -37,37 +49,36 @@ func (q *queue) newCall() *call {
 
 // free gives back a call whose trip has ended.
 func (q *queue) free(c *call) {
-	c.ctx, c.cmds, c.key, c.value, c.err = nil, nil, "", "", nil
+	c.ctx, c.cmds, c.keys, c.reads, c.err = nil, nil, nil, nil, nil
+	c.key, c.read = [1]string{}, [1]Read{}
 	c.taken.Store(false)
 	q.calls.Put(c)
 }
 
-// send makes the trip of some calls.
-func (q *queue) send(calls []*call) error {
+// trip makes the trip of some calls.
+func (q *queue) trip(runner *rediscall.Runner, calls []*call) error {
 	var cmds []*rediscall.Command
-	reads := 0
+	keys := 0
 	for _, c := range calls {
-		if c.cmds == nil {
-			reads++
-		}
+		keys += len(c.keys)
 		cmds = append(cmds, c.cmds...)
 	}
-	read := q.readsOf(calls, reads)
+	gets := q.gets(calls, keys)
 	ctx := context.Background()
 	if len(calls) == 1 {
 		ctx = context.WithoutCancel(calls[0].ctx) // hooks of the client may look at its values
 	}
-	if err := q.runner.Send(ctx, append(cmds, read...)); err != nil {
+	if err := runner.Send(ctx, append(cmds, gets...)); err != nil {
 		return err
 	}
-	if reads > 0 {
-		q.answer(calls, reads, read)
+	if keys > 0 {
+		q.answer(calls, keys, gets)
 	}
 	return nil
 }
 
-// readsOf makes the commands that read the keys among some calls: one MGET, where the keys are of one node.
-func (q *queue) readsOf(calls []*call, n int) (cmds []*rediscall.Command) {
+// gets makes the commands that read n keys: one MGET, where the keys are of one node.
+func (q *queue) gets(calls []*call, n int) (cmds []*rediscall.Command) {
 	ctx := context.Background()
 	mget := n > 1 && q.mget.Load()
 	var args []any
@@ -75,12 +86,12 @@ func (q *queue) readsOf(calls []*call, n int) (cmds []*rediscall.Command) {
 		args = append(make([]any, 0, 1+n), "mget")
 	}
 	for _, c := range calls {
-		switch {
-		case c.cmds != nil:
-		case mget:
-			args = append(args, c.key)
-		default:
-			cmds = append(cmds, rediscall.NewCommand(ctx, "get", c.key))
+		for _, key := range c.keys {
+			if mget {
+				args = append(args, key)
+			} else {
+				cmds = append(cmds, rediscall.NewCommand(ctx, "get", key))
+			}
 		}
 	}
 	if mget {
@@ -89,7 +100,7 @@ func (q *queue) readsOf(calls []*call, n int) (cmds []*rediscall.Command) {
 	return cmds
 }
 
-// answer gives each of n reads what its command found. What is no string is nil in the reply to MGET, as if nothing stood there.
+// answer gives each of n keys what its command found. What is no string is nil in the reply to MGET, as if nothing stood there.
 func (q *queue) answer(calls []*call, n int, cmds []*rediscall.Command) {
 	var values []any
 	var err error
@@ -104,22 +115,21 @@ func (q *queue) answer(calls []*call, n int, cmds []*rediscall.Command) {
 	}
 	i := 0
 	for _, c := range calls {
-		if c.cmds != nil {
-			continue
-		}
-		switch {
-		case err != nil:
-			c.err = err
-		case values == nil:
-			c.value, c.err = cmds[i].Text()
-		case values[i] == nil:
-			c.err = redis.Nil
-		default:
-			var ok bool
-			if c.value, ok = values[i].(string); !ok {
-				c.err = errors.New("MGET answered with something else than a string")
+		for j := range c.keys {
+			switch read := &c.reads[j]; {
+			case err != nil:
+				read.Err = err
+			case values == nil:
+				read.Value, read.Err = cmds[i].Text()
+			case values[i] == nil:
+				read.Err = redis.Nil
+			default:
+				var ok bool
+				if read.Value, ok = values[i].(string); !ok {
+					read.Err = errors.New("MGET answered with something else than a string")
+				}
 			}
+			i++
 		}
-		i++
 	}
 }
