@@ -10,7 +10,8 @@
 //	local tier -> flight -> Redis tier -> lease -> loader -> fill Redis -> fill local
 //
 // The local tier answers without a lock, an allocation or a call to Redis. What it does not hold goes through a flight: one
-// per key and process, which all callers of that key share. The flight reads Redis once. If Redis has the value, that is the
+// per key and process, which all callers of that key share. The flight reads Redis once, in a round trip that it shares with
+// whatever else this process asks of Redis then. If Redis has the value, that is the
 // answer. If it has not, the flight asks Redis for a lease: the right to fill that key. The lease is a random token that
 // stands at the key itself, so that any delete of the key (by us, by another program, by FLUSHDB) voids it. Who holds the
 // lease calls the loader, answers its callers, and then fills Redis by a script that writes only while the token stands.
