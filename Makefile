@@ -19,7 +19,7 @@ help:
 	@echo 'make test   gofmt, go vet, then all tests with the race detector; installs redis-server and PostgreSQL (apt, brew) or prints how'
 	@echo 'make lint   gofmt, go vet, staticcheck, go mod tidy: each must have nothing to say'
 	@echo 'make mutants  puts faults into the code, one by one, and shows that the tests find each'
-	@echo 'make bench  a table of speed beside plain go-redis, ristretto, MGET; ARGS="-rows regexp -times n -seconds s -peers", some minutes'
+	@echo 'make bench  a table of speed beside plain go-redis, ristretto, MGET; ARGS="-rows regexp -times n -seconds s -peers -json file -short", 8 minutes, with peers 13'
 	@echo 'make gobench  the benchmarks of go test; BENCH=regexp picks, COUNT=n repeats, TIMEOUT=10m bounds a package'
 
 # Allocations can only be counted without the race detector: those tests run once more.

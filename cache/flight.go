@@ -126,13 +126,16 @@ func (t *flights[K, V]) expect(f *flight[K, V]) {
 	f.expect()
 }
 
-// land wakes those who wait for a flight that has landed.
-func (t *flights[K, V]) land(f *flight[K, V]) {
+// land wakes those who wait for a flight that has landed. If it ends with that, it is taken out too.
+func (t *flights[K, V]) land(f *flight[K, V], ends bool) {
 	shard := &t.shards[f.hash%flightShards]
 	shard.mu.Lock()
 	defer shard.mu.Unlock()
 	if f.done != nil {
 		close(f.done)
+	}
+	if ends && shard.byKey[f.key] == f {
+		delete(shard.byKey, f.key)
 	}
 }
 
@@ -264,19 +267,20 @@ func (c *Cache[K, V]) wait(ctx context.Context, f *flight[K, V]) answer[V] {
 	}
 }
 
-// land answers a flight's waiters; only the first answer counts. The flight can still be joined, until it is removed.
-func (c *Cache[K, V]) land(f *flight[K, V], a answer[V]) {
+// land answers a flight's waiters; only the first answer counts. Unless it ends with that, the flight can still be joined, until it
+// is removed.
+func (c *Cache[K, V]) land(f *flight[K, V], a answer[V], ends bool) {
 	if f.landing.CompareAndSwap(false, true) {
 		f.answer = a
 		f.landed.Store(true)
-		c.flights.land(f)
+		c.flights.land(f, ends)
 	}
 }
 
 // fail answers a flight's waiters with an error, which nobody who comes later gets.
 func (c *Cache[K, V]) fail(f *flight[K, V], err error) {
 	c.flights.remove(f)
-	c.land(f, answer[V]{err: err})
+	c.land(f, answer[V]{err: err}, false)
 }
 
 func (c *Cache[K, V]) failAll(flights []*flight[K, V], err error) {

@@ -160,8 +160,7 @@ func (c *Cache[K, V]) landFrame(flight *flight[K, V], r *reading) bool {
 		e := &entry[K, V]{value: a.value, negative: f.kind == kindNegative, loaded: a.loaded}
 		c.keep(flight, e, flight.stamp, r.read.now, ttl, len(f.payload))
 	}
-	c.land(flight, a)
-	c.flights.remove(flight)
+	c.land(flight, a, true)
 	return true
 }
 
@@ -280,14 +279,14 @@ func (c *Cache[K, V]) load(l *load, attempts []*attempt[K, V], loader Loader[K, 
 		}
 		if ok {
 			fills = append(fills, f)
-			c.land(a.flight, ans)
+			c.land(a.flight, ans, false)
 			continue
 		}
 		if a.reading.state == stateGranted {
 			refused = append(refused, heldLease{a.physical, a.reading.lease})
 		}
 		c.flights.remove(a.flight)
-		c.land(a.flight, ans)
+		c.land(a.flight, ans, false)
 	}
 	unused = refused
 	c.fill(l.ctx, fills)

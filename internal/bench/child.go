@@ -27,10 +27,10 @@ func (j job) keys(most int) int { return max(min(most, 1000), int(float64(most)*
 
 // measured is what a child answers.
 type measured struct {
-	Cost   float64 // in the unit of the row: as a rule seconds per operation
-	CPU    float64 // seconds of CPU per operation, user and system, of the child alone; 0 if there are no operations
-	Allocs float64 // per operation
-	Extra  float64 // see row.extra
+	Cost   float64 `json:"cost"`   // in the unit of the row: as a rule seconds per operation
+	CPU    float64 `json:"cpu"`    // seconds of CPU per operation, user and system, of the child alone; 0 if there are no operations
+	Allocs float64 `json:"allocs"` // per operation
+	Extra  float64 `json:"extra"`  // see row.extra
 }
 
 // turn runs a child and returns what it measured.

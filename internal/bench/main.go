@@ -1,22 +1,26 @@
 // Command bench measures nearside beside what people would use or write without it:
 //
-//	go run . [-rows regexp] [-times n] [-seconds s] [-peers]
+//	go run . [-rows regexp] [-times n] [-seconds s] [-peers] [-json file] [-short]
 //
 // It starts redis-server itself, one node and a cluster of three. A figure is a ratio to a reference that was measured just
 // before, so it says something on a busy machine too; absolute figures are printed for orientation only. Each turn is a new
-// process: reference, subject, reference, subject, and so on. Of the ratios the median counts, with the least and the most.
+// process: reference, subject, reference, subject, and so on. Printed are the median of the ratios, and [the least and the most].
+//
+// A row with a bar meets it if each turn does, misses it if no turn does, and is unclear between the two. The rows of the table
+// "scale" have no bar: they show how the cost grows. On two cores all rows take about 8 minutes, with -peers 13.
 //
 // How soon an invalidation reaches another process is measured elsewhere: BenchmarkLag in internal/history.
 package main
 
 import (
 	"cmp"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"os"
 	"regexp"
-	"slices"
+	"time"
 )
 
 func main() {
@@ -24,23 +28,47 @@ func main() {
 		return
 	}
 	var o options
-	flag.StringVar(&o.rows, "rows", "", "measure only the rows whose name matches")
-	flag.IntVar(&o.times, "times", 0, "turns of each subject (default 5, and 15 for redis-1)")
-	flag.Float64Var(&o.seconds, "seconds", 1, "length of a turn; below 1, tables of keys are smaller too")
+	var file string
+	flag.StringVar(&o.rows, "rows", "", "measure only the rows whose name matches, somewhere in it")
+	flag.IntVar(&o.times, "times", 0, "turns of each subject (default 5; 3 for memory, warm and scale; 15 for redis-1)")
+	flag.Float64Var(&o.seconds, "seconds", 0, "length of a turn (default 1); below 1: smaller tables of keys, no verdicts")
 	flag.BoolVar(&o.peers, "peers", false, "measure other libraries too")
+	flag.BoolVar(&o.short, "short", false, "for development: 2 turns of 0.1 seconds by default, and no verdicts")
+	flag.StringVar(&file, "json", "", "file for the figures of each turn, a line of JSON for each; make bench begins in internal/bench")
 	flag.Parse()
-	if _, err := run(os.Stdout, o); err != nil {
+	if err := o.measure(file); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-type options struct {
-	rows    string
-	times   int
-	seconds float64
-	peers   bool
+func (o options) measure(file string) (err error) {
+	if o.short {
+		o.times, o.seconds = cmp.Or(o.times, 2), cmp.Or(o.seconds, 0.1)
+	}
+	o.seconds = cmp.Or(o.seconds, 1)
+	if file != "" {
+		f, failed := os.Create(file)
+		if failed != nil {
+			return failed
+		}
+		defer func() { err = errors.Join(err, f.Close()) }()
+		o.raw = f
+	}
+	_, err = run(os.Stdout, o)
+	return err
 }
+
+type options struct {
+	rows         string
+	times        int
+	seconds      float64
+	peers, short bool
+	raw          io.Writer // gets the figures of each turn, if it is not nil
+}
+
+// judges tells whether there are verdicts: short turns say too little.
+func (o options) judges() bool { return !o.short && o.seconds >= 1 }
 
 // run measures the chosen rows, and prints each as soon as it is done.
 func run(out io.Writer, o options) ([]line, error) {
@@ -53,7 +81,12 @@ func run(out io.Writer, o options) ([]line, error) {
 		return nil, err
 	}
 	defer stop()
+	began := time.Now()
+	if err := o.writeMachine(); err != nil {
+		return nil, err
+	}
 	var all []line
+	scale := false // its head is printed
 	for _, r := range rows() {
 		if !chosen.MatchString(r.name) {
 			continue
@@ -62,12 +95,22 @@ func run(out io.Writer, o options) ([]line, error) {
 		if err != nil {
 			return all, fmt.Errorf("%s: %w", r.name, err)
 		}
-		r.print(out, lines)
+		switch {
+		case !r.scale:
+			r.print(out, lines, o.judges())
+		case !scale:
+			scale = true
+			printScaleHead(out)
+			fallthrough
+		default:
+			r.printScale(out, lines)
+		}
 		all = append(all, lines...)
 	}
 	if len(all) == 0 {
 		return nil, fmt.Errorf("no row matches %q", o.rows)
 	}
+	fmt.Fprintf(out, "\ntook %v\n", time.Since(began).Round(time.Second))
 	return all, nil
 }
 
@@ -79,7 +122,7 @@ func (r row) run(o options, at place) ([]line, error) {
 			lines = append(lines, line{subject: s})
 		}
 	}
-	for range cmp.Or(o.times, r.times, 5) {
+	for n := range cmp.Or(o.times, r.times, 5) {
 		for i := range lines {
 			l := &lines[i]
 			var reference measured
@@ -94,56 +137,10 @@ func (r row) run(o options, at place) ([]line, error) {
 				return nil, err
 			}
 			l.add(r, reference, m)
+			if err := o.writeTurn(r, l.subject, n+1, reference, m); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return lines, nil
-}
-
-// line is what was measured of a subject, a figure for each turn.
-type line struct {
-	subject subject
-
-	ratio, cpu           figures // to the reference, or plain if there is none
-	allocs, extra        figures
-	reference, costs     figures // what a turn cost, in the row's unit
-	refCPU, cpuOfSubject figures
-}
-
-func (l *line) add(r row, reference, m measured) {
-	switch {
-	case r.reference.measure == nil:
-		l.ratio = append(l.ratio, m.Cost)
-	case r.throughput:
-		l.ratio = append(l.ratio, reference.Cost/m.Cost)
-	default:
-		l.ratio = append(l.ratio, m.Cost/reference.Cost)
-	}
-	if reference.CPU > 0 {
-		l.cpu = append(l.cpu, m.CPU/reference.CPU)
-	}
-	l.reference, l.refCPU = append(l.reference, reference.Cost), append(l.refCPU, reference.CPU)
-	l.costs, l.cpuOfSubject = append(l.costs, m.Cost), append(l.cpuOfSubject, m.CPU)
-	l.allocs, l.extra = append(l.allocs, m.Allocs), append(l.extra, m.Extra)
-}
-
-// figures are the values of one measure over all turns.
-type figures []float64
-
-func (f figures) median() float64 {
-	if len(f) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(f))
-	half := len(sorted) / 2
-	if len(sorted)%2 == 1 {
-		return sorted[half]
-	}
-	return (sorted[half-1] + sorted[half]) / 2
-}
-
-func (f figures) String() string {
-	if len(f) == 0 {
-		return "-"
-	}
-	return fmt.Sprintf("%.3g [%.3g %.3g]", f.median(), slices.Min(f), slices.Max(f))
 }

@@ -12,6 +12,7 @@ type row struct {
 	name, about string
 	unit        string // of what a turn costs
 	throughput  bool   // the ratio is of operations per second, not of cost
+	scale       bool   // a row of the table "scale", without a bar
 	times       int    // turns, if not the default
 	extra       string // the name of the extra figure, if there is one
 	reference   subject
@@ -37,7 +38,7 @@ const (
 
 func rows() []row {
 	var all []row
-	for callers, b := range pairs(1, bar{most: 0.85, allocs: noAllocs}, 16, bar{most: 0.75, allocs: noAllocs}) {
+	for callers, b := range pairs(1, bar{Most: 0.85, Allocs: noAllocs}, 16, bar{Most: 0.75, Allocs: noAllocs}) {
 		all = append(all, row{
 			name: fmt.Sprint("local-", callers), about: fmt.Sprintf("local hit of a struct, TTL checked, callers: %d", callers),
 			unit: "time/op", extra: trips, bar: b,
@@ -49,23 +50,23 @@ func rows() []row {
 			},
 		})
 	}
-	for callers, b := range pairs(64, bar{least: 5.5, cpu: 0.2}, 256, bar{least: 9, cpu: 0.2}) {
+	for callers, b := range pairs(64, bar{Least: 5.5, CPU: 0.2}, 256, bar{Least: 9, CPU: 0.2}) {
 		all = append(all, redisHit("redis", callers, 0, single, b))
 	}
-	for callers, b := range pairs(64, bar{least: 2.8}, 256, bar{least: 6}) {
+	for callers, b := range pairs(64, bar{Least: 2.8}, 256, bar{Least: 6}) {
 		all = append(all, redisHit("cluster", callers, 0, cluster, b))
 	}
-	return append(all,
-		redisHit("redis", 1, 15, single, bar{least: 0.9, cpu: 1.3}),
+	all = append(all,
+		redisHit("redis", 1, 15, single, bar{Least: 0.9, CPU: 1.3}),
 		row{
 			name: "many-8", about: "GetMany of 100 keys, all in Redis, structs in JSON, callers: 8",
-			unit: "time/op", throughput: true, extra: trips, bar: bar{least: 0.95, extra: 1.01},
+			unit: "time/op", throughput: true, extra: trips, bar: bar{Least: 0.95, Extra: 1.01},
 			reference: subject{name: "MGET and the same codec", measure: driven(8, mget)},
 			subjects:  []subject{{name: "nearside", measure: driven(8, nearMany)}},
 		},
 		row{
 			name: "miss-64", about: "each key once, loader of 1 ms, callers: 64",
-			unit: "time/op", extra: trips, bar: bar{most: 0.9, cpu: 0.55},
+			unit: "time/op", extra: trips, bar: bar{Most: 0.9, CPU: 0.55},
 			reference: subject{name: "GET, load, SET", measure: driven(64, missByHand)},
 			subjects: []subject{
 				{name: "nearside", measure: driven(64, nearMiss)},
@@ -74,12 +75,12 @@ func rows() []row {
 		},
 		row{
 			name: "stampede", about: "8 clients x 64 callers on one cold key, again and again, loader of 50 ms",
-			unit: "p99 wait / loader", extra: loads, bar: bar{most: 1.1, extra: 1},
+			unit: "p99 wait / loader", extra: loads, bar: bar{Most: 1.1, Extra: 1},
 			subjects: []subject{{name: "nearside", measure: stampede}},
 		},
 		row{
-			name: "memory", about: "heap per local entry, a million of them, keys of 12 bytes, values of 16",
-			unit: "bytes/entry", bar: bar{most: 1.15},
+			name: "memory", times: 3, about: "heap per local entry, a million of them, keys of 12 bytes, values of 16",
+			unit: "bytes/entry", bar: bar{Most: 1.15},
 			reference: subject{name: "ristretto with TTL", measure: ristrettoMemory},
 			subjects: []subject{
 				{name: "nearside", measure: nearMemory},
@@ -87,15 +88,17 @@ func rows() []row {
 			},
 		},
 		row{
-			name: "warm", about: "100 000 keys into an empty local tier: the part that it answers then",
-			unit: "part kept", bar: bar{least: 0.99},
+			name: "warm", times: 3, about: "100 000 keys into an empty local tier: the part that it answers then",
+			unit: "part kept", bar: bar{Least: 0.99},
 			subjects: []subject{
-				{name: "nearside Get", measure: warmer(byGet).measure},
-				{name: "nearside Set", measure: warmer(bySet).measure},
+				{name: "nearside Get, load", measure: warmer{put: byGet}.measure},
+				{name: "nearside Get, Redis", measure: warmer{put: byGet, stored: true}.measure},
+				{name: "nearside Set", measure: warmer{put: bySet}.measure},
 				peer("ristretto Set", ristrettoWarm),
 			},
 		},
 	)
+	return append(all, scaleRows()...)
 }
 
 // redisHit is a row of hits in Redis with no local tier in front.
