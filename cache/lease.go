@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/go-nearside/nearside/internal/rediscall"
@@ -148,25 +149,38 @@ func (r *redisTier) leaseReply(c *rediscall.Command, physical string, t token, s
 	return reading{}
 }
 
-// keepRenewed renews leases, every third of their TTL, until stop is called, which may be done more than once.
+// keepRenewed renews leases, every third of their TTL, until stop is called, which may be done more than once. Most loads end
+// before the first time, so it takes a goroutine only then.
 func (r *redisTier) keepRenewed(ctx context.Context, held []heldLease) (stop func()) {
 	if len(held) == 0 {
 		return func() {}
 	}
-	ctx, stop = context.WithCancel(context.WithoutCancel(ctx))
-	r.client.work.Go(func() {
-		ticker := time.NewTicker(r.leaseTTL / 3)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ticker.C:
-				r.renew(ctx, held)
-			case <-ctx.Done():
-				return
-			}
-		}
+	stopped := make(chan struct{})
+	first := time.AfterFunc(r.leaseTTL/3, func() {
+		r.client.work.Go(func() { r.renewUntil(context.WithoutCancel(ctx), held, stopped) })
 	})
-	return stop
+	return sync.OnceFunc(func() {
+		first.Stop()
+		close(stopped)
+	})
+}
+
+func (r *redisTier) renewUntil(ctx context.Context, held []heldLease, stopped <-chan struct{}) {
+	ticker := time.NewTicker(r.leaseTTL / 3)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-stopped:
+			return
+		default:
+		}
+		r.renew(ctx, held)
+		select {
+		case <-ticker.C:
+		case <-stopped:
+			return
+		}
+	}
 }
 
 // renew prolongs leases. What was lost meanwhile shows when the fill is refused.
