@@ -122,7 +122,14 @@ func (r *redisTier) readTrip(ctx context.Context, physical []string, readings []
 		return nil
 	}
 	reads := make([]collect.Read, len(physical))
-	if err := r.client.read.GetMany(ctx, physical, reads); err != nil {
+	err := r.client.read.GetMany(ctx, physical, reads)
+	if rediscall.Classify(err) == rediscall.Transport {
+		// The connection broke, and with it the whole reply. Another one may well bring it, and the source is spared the batch.
+		r.client.weather(err)
+		reads = make([]collect.Read, len(physical))
+		err = r.client.read.GetMany(ctx, physical, reads)
+	}
+	if err != nil {
 		r.client.weather(err)
 		return err
 	}

@@ -169,10 +169,16 @@ func (r *Runner) trip(ctx context.Context, cmds []*Command) error {
 			c.SetErr(cmp.Or(err, errNoReply))
 		}
 	}
+	answered := false
 	for _, c := range cmds {
-		if onlyTransport(c.Err()) == nil {
-			return nil
+		// Of a pipeline that broke, go-redis gives the error to the commands too whose replies it had read.
+		if onlyTransport(c.Err()) != nil && c.Val() != nil {
+			c.SetErr(nil)
 		}
+		answered = answered || onlyTransport(c.Err()) == nil
+	}
+	if answered {
+		return nil
 	}
 	return cmds[0].Err()
 }
