@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -267,4 +268,24 @@ func TestCommandsOnTheBus(t *testing.T) {
 	expect("one of three keys", 1, 3, map[string]int{"evalsha": 3}, func() error { return users.Invalidate(ctx, 1, 2, 3) })
 	expect("an update", 2, 1, map[string]int{"evalsha": 2}, update)
 	expect("a set", 2, 1, map[string]int{"evalsha": 2}, func() error { return users.Set(ctx, 1, "new") })
+}
+
+// TestAValueBesideErrUnpublishedIsACopy: it is kept, so the caller gets one of its own where Hooks.Clone makes it.
+func TestAValueBesideErrUnpublishedIsACopy(t *testing.T) {
+	server := redistest.Start(t)
+	mustDo(t, server.Admin().Do(t.Context(), "acl", "setuser", "mute", "on", ">x", "~*", "+@all", "resetchannels").Err())
+	client := open(t, server.Client(t, func(o *redis.Options) { o.Username, o.Password = "mute", "x" }), cache.Config{
+		Heartbeat: soonBeat, ReadBudget: patience, WriteBudget: patience, DegradedTTL: time.Hour,
+	})
+	rows := mustNew(t, client, "row", func(context.Context, []string) (map[string][]int, error) { return nil, nil },
+		cache.Policy{TTL: time.Hour}, cache.Hooks[string, []int]{Clone: slices.Clone[[]int]})
+	v, err := rows.Update(t.Context(), "k", func(context.Context) ([]int, error) { return []int{1}, nil })
+	if !errors.Is(err, cache.ErrUnpublished) || len(v) != 1 {
+		t.Fatalf("%v, %v", v, err)
+	}
+	v[0] = 99
+	r, err := rows.GetResult(t.Context(), "k")
+	if err != nil || r.Value[0] != 1 || r.Tier != cache.TierLocal {
+		t.Errorf("%+v, %v", r, err)
+	}
 }

@@ -198,8 +198,8 @@ func (c *Cache[K, V]) get(ctx context.Context, op string, key K, loader Loader[K
 }
 
 // GetMany returns the values of some keys. Keys that the source has no row for are absent from the map. If some keys fail,
-// the error wraps a *KeyErrors[K] that names them (errors.As), and the map holds the others. What Redis is asked for goes in one round trip,
-// and what Redis does not have in one call of the loader.
+// the error wraps a *KeyErrors[K] that names them (errors.As), and the map holds the others. What Redis is asked for goes in one round trip
+// for each 500 keys, and what Redis does not have in one call of the loader.
 func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	values := make(map[K]V, len(keys))
 	failed := map[K]error{}

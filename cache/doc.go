@@ -11,10 +11,10 @@
 //
 // The local tier answers without a lock, an allocation or a call to Redis. What it does not hold goes through a flight: one
 // per key and process, which all callers of that key share. The flight reads Redis once, in a round trip that it shares with
-// whatever else this process asks of Redis then. If Redis has the value, that is the
-// answer. If it has not, the flight asks Redis for a lease: the right to fill that key. The lease is a random token that
-// stands at the key itself, so that any delete of the key (by us, by another program, by FLUSHDB) voids it. Who holds the
-// lease calls the loader, answers its callers, and then fills Redis by a script that writes only while the token stands.
+// whatever else this process asks of Redis then. If Redis has the value, that is the answer. If it has not, the flight asks Redis
+// for a lease: the right to fill that key. The lease is a random token that stands at the key itself, so that any delete of the
+// key (by us, by another program, by FLUSHDB) voids it. Who holds the lease calls the loader, answers its callers, and then fills
+// Redis by a script that writes only while the token stands.
 // So one loader runs for all processes, and a slow one can never put back what was invalidated while it ran. Who finds
 // another's lease waits for its value, as long as that lease lives: the bus wakes it, and a timer too.
 //

@@ -16,33 +16,34 @@ func (w *world) makeGap(t testing.TB, i *instance) {
 	i.awaitLive(t)
 }
 
-func TestAGapDisownsFlights(t *testing.T) {
+// loadAcrossAGap makes an instance that is loading a value when its bus loses its subscription and gets a new one. The load waits at
+// the gate.
+func loadAcrossAGap(t *testing.T) (a *instance, load *gate, answer <-chan answer) {
+	t.Helper()
 	w := newWorldOn(t, redistest.Start(t))
-	a := w.instance(t, beating(soonBeat))
+	a = w.instance(t, beating(soonBeat))
 	a.awaitLive(t)
 	w.put("k", v1)
-	gate := w.hold(t)
-	first := a.startGet(t.Context(), "k")
-	gate.await(t, "the first load")
+	load = w.hold(t)
+	answer = a.startGet(t.Context(), "k")
+	load.await(t, "the load")
 	w.makeGap(t, a)
+	return a, load, answer
+}
+
+func TestAGapDisownsFlights(t *testing.T) {
+	a, load, first := loadAcrossAGap(t)
 	second := a.startGet(t.Context(), "k")
 	eventually(t, "the second caller has a flight of its own, which waits for the lease of the first",
 		func() bool { s := a.Stats(); return s.LeaseWaits == 1 && s.Joined == 0 })
-	gate.open()
+	load.open()
 	receive(t, "the first answer", first).must(t, v1)
 	receive(t, "the second answer", second).must(t, v1)
 }
 
 func TestAGapVoidsWhatIsBeingRead(t *testing.T) {
-	w := newWorldOn(t, redistest.Start(t))
-	a := w.instance(t, beating(soonBeat))
-	a.awaitLive(t)
-	w.put("k", v1)
-	gate := w.hold(t)
-	first := a.startGet(t.Context(), "k")
-	gate.await(t, "the load")
-	w.makeGap(t, a)
-	gate.open()
+	a, load, first := loadAcrossAGap(t)
+	load.open()
 	receive(t, "the answer", first).must(t, v1)
 	a.client.Idle(t)
 	a.mustGetFrom(t, "k", v1, cache.TierRedis) // Redis took it; this process could not know whether it still held

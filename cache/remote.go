@@ -239,10 +239,10 @@ const (
 
 // published counts a message that a script could not publish, and returns the error that says so.
 func (r *redisTier) published(reply []any) error {
-	why, _ := reply[2].(string)
-	if why == "" {
+	if len(reply) < 3 || reply[2] == "" {
 		return nil
 	}
+	why := fmt.Sprint(reply[2])
 	r.client.weather(replyError(why))
 	r.stats.unpublished.Add(1)
 	return fmt.Errorf("%w: %w", ErrUnpublished, replyError(why))

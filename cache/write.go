@@ -113,7 +113,10 @@ type written[K comparable, V any] struct {
 	first    uint32 // the key's stamp
 	sequence uint64 // settles only what was owed before
 	began    int64
-	value    encoded[V] // once it has committed
+
+	value  encoded[V] // once it has committed
+	filled bool       // Redis has it
+	untold error      // Redis has it, and the others do not know
 }
 
 // beginWrites takes the right to fill some keys, which voids that of all others.
@@ -150,10 +153,9 @@ func (c *Cache[K, V]) write(ctx context.Context, key K, writer func(context.Cont
 		held = []heldLease{{t.physical, w.lease.lease}}
 	}
 	stop := c.redis.keepRenewed(ctx, held)
-	filled := false
 	defer func() {
 		stop()
-		if !filled {
+		if !w.filled {
 			err = errors.Join(err, c.drop(ctx, []target[K]{t})[key])
 		}
 	}()
@@ -166,22 +168,12 @@ func (c *Cache[K, V]) write(ctx context.Context, key K, writer func(context.Cont
 		return value, err
 	}
 	stop()
-	filled, err = c.fillWritten(ctx, []*written[K, V]{w}).of(key)
-	return w.value.value, err
+	c.fillWritten(ctx, []*written[K, V]{w})
+	return w.value.value, w.untold
 }
 
-// outcome is what became of some writes.
-type outcome[K comparable] struct {
-	filled map[K]bool
-	failed map[K]error
-}
-
-func (o outcome[K]) of(key K) (filled bool, err error) { return o.filled[key], o.failed[key] }
-
-// fillWritten puts written values into Redis and then into the local tier. The outcome holds which of them Redis has; the errors say
-// of which of these the others do not know.
-func (c *Cache[K, V]) fillWritten(ctx context.Context, writes []*written[K, V]) outcome[K] {
-	out := outcome[K]{map[K]bool{}, map[K]error{}}
+// fillWritten puts written values into Redis and then into the local tier, and notes which of them Redis has.
+func (c *Cache[K, V]) fillWritten(ctx context.Context, writes []*written[K, V]) {
 	var granted []*written[K, V]
 	var frames []frame
 	var ttls []time.Duration
@@ -197,7 +189,7 @@ func (c *Cache[K, V]) fillWritten(ctx context.Context, writes []*written[K, V]) 
 		})
 	}
 	if len(granted) == 0 {
-		return out
+		return
 	}
 	epoch := c.client.epoch.Load()
 	for _, w := range granted {
@@ -209,10 +201,7 @@ func (c *Cache[K, V]) fillWritten(ctx context.Context, writes []*written[K, V]) 
 		if err != nil && !errors.Is(err, ErrUnpublished) {
 			continue
 		}
-		out.filled[w.key] = true
-		if err != nil {
-			out.failed[w.key] = err
-		}
+		w.filled, w.untold = true, err
 		// Whoever read Redis before the fill holds an older stamp than this one. If it is not the second after the first, somebody
 		// else wrote or invalidated the key meanwhile: then the value stays out of the local tier.
 		after := c.client.stamps.move(w.hash)
@@ -222,7 +211,6 @@ func (c *Cache[K, V]) fillWritten(ctx context.Context, writes []*written[K, V]) 
 			c.keep(&flight[K, V]{key: w.key, hash: w.hash, epoch: epoch}, e, after, now, ttls[i], len(w.value.payload))
 		}
 	}
-	return out
 }
 
 // set puts values into both tiers, and deletes what it cannot put there. It returns the errors of single keys.
@@ -244,8 +232,9 @@ func (c *Cache[K, V]) set(ctx context.Context, values map[K]V) map[K]error {
 		}
 		targets = append(targets, t)
 	}
+	writes := c.beginWrites(ctx, targets)
 	var encoded []*written[K, V]
-	for _, w := range c.beginWrites(ctx, targets) {
+	for _, w := range writes {
 		var err error
 		if w.value, err = c.encode(values[w.key]); err != nil {
 			failed[w.key] = err
@@ -253,14 +242,14 @@ func (c *Cache[K, V]) set(ctx context.Context, values map[K]V) map[K]error {
 			encoded = append(encoded, w)
 		}
 	}
-	out := c.fillWritten(ctx, encoded)
+	c.fillWritten(ctx, encoded)
 	var drops []target[K]
-	for _, t := range targets {
-		if err := out.failed[t.key]; err != nil {
-			failed[t.key] = err
+	for _, w := range writes {
+		if w.untold != nil {
+			failed[w.key] = w.untold
 		}
-		if !out.filled[t.key] {
-			drops = append(drops, t)
+		if !w.filled {
+			drops = append(drops, w.target)
 		}
 	}
 	for key, err := range c.drop(ctx, drops) {

@@ -3,6 +3,7 @@ package invalidation_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"strings"
@@ -285,5 +286,57 @@ func TestAHiddenDatabase(t *testing.T) {
 			h := bus.Health()
 			return !h.LastBeat.IsZero() && bus.Live() == hears && (h.Problem == nil) == hears
 		})
+	}
+}
+
+func TestCloseIsAGap(t *testing.T) {
+	server := redistest.Shared(t)
+	bus := openBus(t, server.Client(t), server.Prefix(t))
+	l := listen(t, bus, "user")
+	l.await(t, "a live subscription", func(_, _ []string) bool { return bus.Live() })
+	for range 2 {
+		if err := bus.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := len(l.gaps); n == 0 || l.gaps[n-1] != invalidation.CauseClosed || bus.Health().Gaps[invalidation.CauseClosed] != 1 {
+		t.Errorf("gaps %v; want the last one, once, for the close", l.gaps)
+	}
+	if h := bus.Health(); h.Live || bus.Live() || time.Since(h.Since) > time.Minute {
+		t.Errorf("%+v after Close", h)
+	}
+	if err := bus.Publish(t.Context(), "user", "1"); !errors.Is(err, invalidation.ErrClosed) {
+		t.Errorf("Publish after Close: %v", err)
+	}
+}
+
+func TestANilBusHearsNothing(t *testing.T) {
+	var bus *invalidation.Bus
+	if err := bus.Close(); bus.Live() || bus.Health().Live || bus.Health().Problem == nil || err != nil {
+		t.Errorf("%+v, %v", bus.Health(), err)
+	}
+}
+
+// TestAPublishThatIsNotSentCostsNobodyAGap: its context has ended, so it takes no number.
+func TestAPublishThatIsNotSentCostsNobodyAGap(t *testing.T) {
+	server := redistest.Shared(t)
+	namespace := server.Prefix(t)
+	a, b := openBus(t, server.Client(t), namespace), openBus(t, server.Client(t), namespace)
+	l := listen(t, b, "user")
+	l.await(t, "both hear", func(_, _ []string) bool { return a.Live() && b.Live() })
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := a.Publish(ended, "user", "1"); !errors.Is(err, context.Canceled) {
+		t.Errorf("with an ended context: %v", err)
+	}
+	if err := a.Publish(t.Context(), "user", "2"); err != nil {
+		t.Fatal(err)
+	}
+	from := b.Health().LastBeat
+	l.await(t, "the other message, and time for a to tell its number", func(keys, _ []string) bool {
+		return slices.Equal(keys, []string{"2"}) && b.Health().LastBeat.Sub(from) > 200*time.Millisecond
+	})
+	if n := b.Health().Gaps[invalidation.CauseMissing]; n != 0 {
+		t.Errorf("%d messages are missing", n)
 	}
 }

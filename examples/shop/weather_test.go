@@ -196,3 +196,66 @@ func TestAClientThatHasFinishedSending(t *testing.T) {
 		t.Errorf("%s, %v", status, err)
 	}
 }
+
+// TestAStopComesBetweenNoCommitAndItsInvalidation: a write that is under way when the service is told to stop ends whole.
+func TestAStopComesBetweenNoCommitAndItsInvalidation(t *testing.T) {
+	servers := realServers(t)
+	a, b := servers.start(t), servers.start(t)
+	b.awaitBus(t, true)
+	b.get(t, 1)
+	release := servers.lock(t)
+	answers := make(chan answer, 1)
+	go func() {
+		r, err := a.do(context.Background(), "PUT", "/products/1", `{"name":"product 1","cents":777}`)
+		if err != nil {
+			t.Error(err)
+		}
+		answers <- r
+	}()
+	servers.awaitBlocked(t, 1)
+	ended := make(chan error, 1)
+	go func() { ended <- a.stop() }()
+	eventually(t, "no new connection is taken", func() bool {
+		_, err := a.do(t.Context(), "GET", "/healthz", "")
+		return err != nil
+	})
+	release()
+	if r := <-answers; r.status != 200 {
+		t.Errorf("the write: %d %s", r.status, r.body)
+	}
+	if err := <-ended; err != nil {
+		t.Errorf("the end: %v", err)
+	}
+	eventually(t, "the other instance has it", func() bool { p, _ := b.get(t, 1); return p.Cents == 777 })
+}
+
+// TestAFullPoolIsNoSickDatabase: queries that wait for a lock take every connection, and what is cached is answered.
+func TestAFullPoolIsNoSickDatabase(t *testing.T) {
+	servers := realServers(t)
+	a := servers.start(t)
+	a.awaitBus(t, true)
+	a.get(t, 1)
+	release := servers.lock(t)
+	var waiting sync.WaitGroup
+	for id := int64(2); id <= 18; id++ { // one more than there are connections
+		waiting.Go(func() { a.get(t, id) })
+	}
+	servers.awaitBlocked(t, 16)
+	if h := a.must(t, "GET", "/healthz", ""); h.status != 200 {
+		t.Errorf("with a full pool: %d %s", h.status, h.body)
+	}
+	if p, status := a.get(t, 1); status != 200 || p.Cents != 100 {
+		t.Errorf("what is cached: %d %+v", status, p)
+	}
+	release()
+	waiting.Wait()
+}
+
+func TestATagIsOfTheContent(t *testing.T) {
+	p := Product{ID: 1, Name: "a", Cents: 1, Version: 2} // a database that was restored counts anew
+	for _, other := range []Product{{2, "a", 1, 2}, {1, "b", 1, 2}, {1, "a", 2, 2}, {1, "a", 1, 3}} {
+		if tagOf(p) == tagOf(other) {
+			t.Errorf("%+v and %+v have one tag", p, other)
+		}
+	}
+}

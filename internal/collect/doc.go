@@ -1,13 +1,14 @@
 // Package collect lets concurrent calls to Redis share round trips.
 //
-//	call -> a trip of its own, while few are under way
-//	     -> queue -> the next trip that starts takes along all that waits
+//	read -> the straight way, in the caller's own goroutine, while nothing else is under way
+//	call -> queue -> a worker takes along all that waits on its next trip
 //
-// Nothing is delayed to wait for company: a call that finds less than minTrips trips under way goes at once, in its own goroutine.
-// Otherwise it waits for one of them to end, and then goes together with all that wait. So the busier a node is, the more calls
-// share a round trip. While trips hang, up to maxTrips may be under way, so that dead connections stop nobody else: who has waited for an eighth of the budget starts one.
+// Nothing is delayed to wait for company: a call that finds less than minTrips trips under way goes at once. Otherwise it waits for
+// one of them to end, and then goes together with all that wait. So the busier a node is, the more calls share a round trip. While
+// trips hang, up to maxTrips may be under way, so that dead connections stop nobody else: who has waited for an eighth of the budget
+// starts one.
 //
-// Each node of a cluster has a queue of its own: a node that is silent holds up its own keys only.
+// Each node of a cluster has a queue of its own, without a straight way: a node that is silent holds up its own keys only.
 //
 // # Concurrency
 //

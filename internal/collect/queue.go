@@ -33,10 +33,10 @@ var errFull = errors.New("too many calls to Redis wait: not sent")
 // queue is the calls to one node, and the workers that make its trips.
 type queue struct {
 	runner   *rediscall.Runner
-	straight *rediscall.Runner // with the leash as its budget; nil where the client gives no clone with time-outs of its own
+	straight *rediscall.Runner // with the leash as its budget; nil where there is no straight way
 	budget   time.Duration
 	mget     atomic.Bool // whether all keys are the node's, so that GETs can travel as one MGET
-	group    group.Group // the workers
+	group    group.Group // the workers, and who is on the straight way
 	calls    sync.Pool   // of *call
 	wake     chan struct{}
 
@@ -55,12 +55,13 @@ type worker struct {
 	calls []*call   // of its present trip
 }
 
-func newQueue(rdb redis.UniversalClient, budget time.Duration, mget bool) *queue {
+// newQueue makes the queue of a node. If it is the only one, reads have a straight way to it, and can travel as one MGET.
+func newQueue(rdb redis.UniversalClient, budget time.Duration, only bool) *queue {
 	q := &queue{runner: rediscall.NewRunner(rdb, budget), budget: budget, wake: make(chan struct{}, maxTrips)}
-	if _, ok := rdb.(*redis.Client); ok {
+	if only {
 		q.straight = rediscall.NewRunner(rdb, min(leash, budget))
+		q.mget.Store(true)
 	}
-	q.mget.Store(mget)
 	return q
 }
 
@@ -109,12 +110,12 @@ func (q *queue) read(ctx context.Context, c *call) error {
 	budget := q.budget
 	if began, ok := q.depart(ctx); ok {
 		c.err = q.trip(q.straight, []*call{c})
-		if took := q.arrive(began); rediscall.Classify(c.err) != rediscall.Timeout {
+		took := q.arrive(began)
+		if rediscall.Classify(c.err) != rediscall.Timeout {
 			return nil
-		} else {
-			budget -= took
-			c.err = nil
 		}
+		c.err = nil
+		budget -= took
 	}
 	return q.wait(ctx, c, budget)
 }
@@ -131,7 +132,7 @@ func (q *queue) depart(ctx context.Context) (began time.Time, ok bool) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.closed || q.going || len(q.waiting) > 0 || q.idle < len(q.workers) || began.Before(q.clear) {
+	if q.going || len(q.waiting) > 0 || q.idle < len(q.workers) || began.Before(q.clear) || !q.group.Enter() {
 		return began, false
 	}
 	q.going = true
@@ -140,6 +141,7 @@ func (q *queue) depart(ctx context.Context) (began time.Time, ok bool) {
 
 // arrive ends what depart began.
 func (q *queue) arrive(began time.Time) (took time.Duration) {
+	defer q.group.Leave()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.going = false
@@ -273,7 +275,8 @@ func (q *queue) tripsMade() uint64 {
 }
 
 // stuck is the number of trips that have outlived their budget.
-func (q *queue) stuck() (n int) {
+func (q *queue) stuck() int {
+	n := q.runner.Abandoned() // of a cluster that is not known yet
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for _, w := range q.workers {
