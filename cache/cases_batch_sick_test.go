@@ -28,12 +28,12 @@ func TestC65_CancellingABatchHarmsNoOtherCaller(t *testing.T) {
 		"in the first trip": func(t *testing.T, _ *world, i *instance) *gate { return i.valve.after(t, aRead).gate },
 		"between the trips of the read": func(t *testing.T, _ *world, i *instance) *gate {
 			return i.valve.before(t, func(_ context.Context, cmd redis.Cmder) bool {
-				return aRead(context.Background(), cmd) && slices.Contains(cmd.Args(), any(i.PhysicalKey(t, keys[at])))
+				return aRead(context.Background(), cmd) && holds(cmd, i.PhysicalKey(t, keys[at]))
 			}).gate
 		},
 		"between the trips of the leases": func(t *testing.T, _ *world, i *instance) *gate {
 			return i.valve.before(t, func(_ context.Context, cmd redis.Cmder) bool {
-				return aScript(context.Background(), cmd) && slices.Contains(cmd.Args(), any(i.PhysicalKey(t, keys[at])))
+				return aScript(context.Background(), cmd) && holds(cmd, i.PhysicalKey(t, keys[at]))
 			}).gate
 		},
 	} {

@@ -95,9 +95,19 @@ func aRead(_ context.Context, cmd redis.Cmder) bool {
 	return cmd.Name() == "get" || cmd.Name() == "mget"
 }
 
-// aScript matches scripts: leases and fills.
+// aScript matches what is no read: leases, fills and deletes.
 func aScript(_ context.Context, cmd redis.Cmder) bool {
-	return cmd.Name() == "evalsha" || cmd.Name() == "eval"
+	return cmd.Name() == "evalsha" || cmd.Name() == "eval" || cmd.Name() == "set"
+}
+
+// holds tells whether a text is among the arguments of a command, where it can stand by reference too.
+func holds(cmd redis.Cmder, text string) bool {
+	return slices.ContainsFunc(cmd.Args(), func(arg any) bool {
+		if at, ok := arg.(*string); ok {
+			return *at == text
+		}
+		return arg == text
+	})
 }
 
 type markKey struct{}

@@ -48,11 +48,7 @@ func (c *Collector) Get(ctx context.Context, key string) (string, error) {
 	if c.nodes.cluster == nil {
 		return c.every.get(ctx, key)
 	}
-	cmd := rediscall.NewCommand(ctx, "get", key)
-	if err := c.nodes.do(ctx, []*rediscall.Command{cmd}, c.every); err != nil {
-		return "", err
-	}
-	return cmd.Text()
+	return c.nodes.get(ctx, key, c.every)
 }
 
 // GetMany reads some keys, at most as many as go in a trip, into reads, which has one for each. After an error reads must not be
@@ -64,17 +60,7 @@ func (c *Collector) GetMany(ctx context.Context, keys []string, reads []Read) er
 	if c.nodes.cluster == nil {
 		return c.every.getMany(ctx, keys, reads)
 	}
-	cmds := make([]*rediscall.Command, len(keys))
-	for i, key := range keys {
-		cmds[i] = rediscall.NewCommand(ctx, "get", key)
-	}
-	if err := c.nodes.do(ctx, cmds, c.every); err != nil {
-		return err
-	}
-	for i, cmd := range cmds {
-		reads[i].Value, reads[i].Err = cmd.Text()
-	}
-	return nil
+	return c.nodes.getMany(ctx, keys, reads, c.every)
 }
 
 // queues returns all queues.

@@ -1,6 +1,6 @@
 // Package collect lets concurrent calls to Redis share round trips.
 //
-//	read -> the straight way, in the caller's own goroutine, while nothing else is under way
+//	read -> the straight way, in the caller's own goroutine, while it is alone
 //	call -> queue -> a worker takes along all that waits on its next trip
 //
 // Nothing is delayed to wait for company: a call that finds less than minTrips trips under way goes at once. Otherwise it waits for
@@ -8,7 +8,7 @@
 // trips hang, up to maxTrips may be under way, so that dead connections stop nobody else: who has waited for an eighth of the budget
 // starts one.
 //
-// Each node of a cluster has a queue of its own, without a straight way: a node that is silent holds up its own keys only.
+// Each node of a cluster has a queue of its own: a node that is silent holds up its own keys only.
 //
 // # Concurrency
 //

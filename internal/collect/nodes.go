@@ -2,6 +2,7 @@ package collect
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,11 +25,41 @@ type nodes struct {
 // maxNodes bounds the queues, when nodes come and go.
 const maxNodes = 1000
 
-// part is the commands of a call that go to one node.
+// part is what of a call goes to one node.
 type part struct {
-	queue    *queue
-	at       []int // where they stand in the call
-	commands []*rediscall.Command
+	queue *queue
+	at    []int // where it stands in the call
+	err   error // of the whole part
+}
+
+// parts takes apart a call of n keys.
+func (n *nodes) parts(ctx context.Context, count int, key func(i int) string, every *queue) (parts []*part) {
+	for i := range count {
+		q := n.queue(ctx, key(i), every)
+		at := slices.IndexFunc(parts, func(p *part) bool { return p.queue == q })
+		if at < 0 {
+			at = len(parts)
+			parts = append(parts, &part{queue: q})
+		}
+		parts[at].at = append(parts[at].at, i)
+	}
+	return parts
+}
+
+// each does something with all parts at once, and returns an error if all failed. Each is bounded by ctx and the budget.
+func each(parts []*part, do func(*part) error) error {
+	var all sync.WaitGroup
+	for _, p := range parts[1:] {
+		all.Go(func() { p.err = do(p) })
+	}
+	parts[0].err = do(parts[0])
+	all.Wait()
+	for _, p := range parts {
+		if p.err == nil {
+			return nil
+		}
+	}
+	return parts[0].err
 }
 
 // do sends each command to the node of its key, and waits for all. What goes to a node that does not answer holds that error; the
@@ -39,52 +70,98 @@ func (n *nodes) do(ctx context.Context, cmds []*rediscall.Command, every *queue)
 		n.known.CompareAndSwap(false, err == nil)
 		return err
 	}
-	var parts []*part
-	for i, cmd := range cmds {
-		q := n.queue(ctx, cmd.Key(), every)
-		var p *part
-		for _, other := range parts {
-			if other.queue == q {
-				p = other
-			}
-		}
-		if p == nil {
-			p = &part{queue: q}
-			parts = append(parts, p)
-		}
-		p.at, p.commands = append(p.at, i), append(p.commands, cmd)
-	}
+	parts := n.parts(ctx, len(cmds), func(i int) string { return cmds[i].Key() }, every)
 	if len(parts) == 1 {
 		return n.send(ctx, parts[0].queue, cmds, every)
 	}
-	// Copies, since those of a part that was given up belong to its trip.
-	errs := make([]error, len(parts))
-	var all sync.WaitGroup
-	for i, p := range parts {
-		for j, cmd := range p.commands {
-			p.commands[j] = cmd.Copy(ctx)
+	return each(parts, func(p *part) error {
+		own := make([]*rediscall.Command, len(p.at)) // copies, since those of a part that was given up belong to its trip
+		for i, at := range p.at {
+			own[i] = cmds[at].Copy(ctx)
 		}
-		all.Go(func() { errs[i] = n.send(ctx, p.queue, p.commands, every) })
-	}
-	all.Wait() // each is bounded by ctx and the budget
-	failed := 0
-	for i, p := range parts {
-		if errs[i] != nil {
-			failed++
-		}
-		for j, at := range p.at {
-			if errs[i] != nil {
-				cmds[at].SetErr(errs[i])
+		err := n.send(ctx, p.queue, own, every)
+		for i, at := range p.at {
+			if err != nil {
+				cmds[at].SetErr(err)
 			} else {
-				cmds[at].SetVal(p.commands[j].Val())
-				cmds[at].SetErr(p.commands[j].Err())
+				cmds[at].SetVal(own[i].Val())
+				cmds[at].SetErr(own[i].Err())
 			}
 		}
+		return err
+	})
+}
+
+// getMany reads each key from its node. The keys of a node that does not answer hold that error.
+func (n *nodes) getMany(ctx context.Context, keys []string, reads []Read, every *queue) error {
+	if !n.known.Load() {
+		return n.follow(ctx, keys, reads, every)
 	}
-	if failed == len(parts) {
-		return errs[0]
+	return each(n.parts(ctx, len(keys), func(i int) string { return keys[i] }, every), func(p *part) error {
+		own, answers := make([]string, len(p.at)), make([]Read, len(p.at))
+		for i, at := range p.at {
+			own[i] = keys[at]
+		}
+		began := time.Now()
+		err := p.queue.getMany(ctx, own, answers)
+		n.elsewhere(ctx, err)
+		var moved []string
+		var movedAt []int
+		for i, at := range p.at {
+			if err != nil {
+				reads[at].Err = err
+				continue
+			}
+			reads[at] = answers[i]
+			if n.elsewhere(ctx, answers[i].Err) {
+				moved, movedAt = append(moved, own[i]), append(movedAt, at)
+			}
+		}
+		if len(moved) == 0 || time.Since(began) > every.budget/2 {
+			return err
+		}
+		again := make([]Read, len(moved))
+		if err := n.follow(ctx, moved, again, every); err != nil {
+			return nil // the others have their answers
+		}
+		for i, at := range movedAt {
+			reads[at] = again[i]
+		}
+		return nil
+	})
+}
+
+// follow reads keys by the client, which finds their nodes, and knows how to follow where a key has moved.
+func (n *nodes) follow(ctx context.Context, keys []string, reads []Read, every *queue) error {
+	cmds := make([]*rediscall.Command, len(keys))
+	for i, key := range keys {
+		cmds[i] = rediscall.NewCommand(ctx, "get", key)
+	}
+	err := every.runner.Do(ctx, cmds...)
+	n.known.CompareAndSwap(false, err == nil)
+	if err != nil {
+		return err
+	}
+	for i, cmd := range cmds {
+		reads[i].Value, reads[i].Err = cmd.Text()
 	}
 	return nil
+}
+
+// get reads one key from its node.
+func (n *nodes) get(ctx context.Context, key string, every *queue) (string, error) {
+	if n.known.Load() {
+		began := time.Now()
+		value, err := n.queue(ctx, key, every).get(ctx, key)
+		if !n.elsewhere(ctx, err) || time.Since(began) > every.budget/2 {
+			return value, err
+		}
+	}
+	var read [1]Read
+	if err := n.follow(ctx, []string{key}, read[:], every); err != nil {
+		return "", err
+	}
+	return read[0].Value, read[0].Err
 }
 
 // queue returns the queue of the node that has a key.
@@ -119,17 +196,13 @@ func (n *nodes) queue(ctx context.Context, key string, every *queue) *queue {
 func (n *nodes) send(ctx context.Context, q *queue, cmds []*rediscall.Command, every *queue) error {
 	began := time.Now()
 	err := q.do(ctx, cmds)
-	if err != nil {
-		n.cluster.ReloadState(ctx)
+	if n.elsewhere(ctx, err) || err != nil {
 		return err
 	}
 	var moved, again []*rediscall.Command
 	for _, cmd := range cmds {
-		switch err := cmd.Err(); {
-		case redis.HasErrorPrefix(err, "MOVED"), redis.HasErrorPrefix(err, "ASK"):
+		if n.elsewhere(ctx, cmd.Err()) {
 			moved, again = append(moved, cmd), append(again, cmd.Copy(ctx))
-		case rediscall.Classify(err) == rediscall.ReadOnly, rediscall.Classify(err) == rediscall.Closed, rediscall.Classify(err) == rediscall.Transport:
-			n.cluster.ReloadState(ctx)
 		}
 	}
 	if len(again) == 0 || time.Since(began) > every.budget/2 {
@@ -143,4 +216,19 @@ func (n *nodes) send(ctx context.Context, q *queue, cmds []*rediscall.Command, e
 		cmd.SetErr(again[i].Err())
 	}
 	return nil
+}
+
+// elsewhere tells whether a node has answered that a key is on another. If an error says that the client may know the nodes badly,
+// it looks for them anew.
+func (n *nodes) elsewhere(ctx context.Context, err error) bool {
+	if err == nil || err == redis.Nil {
+		return false
+	}
+	if redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") {
+		return true
+	}
+	if rediscall.Unknown(err) || rediscall.Classify(err) == rediscall.ReadOnly {
+		n.cluster.ReloadState(ctx)
+	}
+	return false
 }

@@ -25,6 +25,10 @@ const (
 	leash = 10 * time.Millisecond
 	// detour is how long the straight way is not taken after it took the whole leash.
 	detour = 100 * time.Millisecond
+
+	// ticks is the number of parts of the budget that are counted. A call ends in the first tick behind its budget.
+	ticks    = 16
+	patience = ticks / 8 // after which who waits for a trip starts one
 )
 
 // errFull says that too many calls wait already.
@@ -39,29 +43,34 @@ type queue struct {
 	group    group.Group // the workers, and who is on the straight way
 	calls    sync.Pool   // of *call
 	wake     chan struct{}
+	busy     atomic.Bool // the last trip took several calls: the straight way is not taken
 
 	mu      sync.Mutex
-	waiting []*call   // guarded by mu
-	workers []*worker // guarded by mu
-	idle    int       // guarded by mu; workers that wait to be woken
-	closed  bool      // guarded by mu
-	going   bool      // guarded by mu; somebody is on the straight way
-	clear   time.Time // guarded by mu; until then the straight way is not taken
+	waiting []*call     // guarded by mu
+	workers []*worker   // guarded by mu
+	idle    int         // guarded by mu; workers that wait to be woken
+	closed  bool        // guarded by mu
+	going   bool        // guarded by mu; somebody is on the straight way
+	clear   time.Time   // guarded by mu; until then the straight way is not taken
+	ticker  *time.Timer // guarded by mu; runs tick
+	ticking bool        // guarded by mu; while there are calls
+	now     int         // guarded by mu; counts ticks
 }
 
 // worker makes trips in a goroutine of its own.
 type worker struct {
 	began time.Time // guarded by the queue's mu; when its present trip began, zero if it makes none
-	calls []*call   // of its present trip
+	calls []*call   // guarded by the queue's mu; those of its present trip, nil where the budget of one has ended
+	trip  []*call   // its own copy of calls
 }
 
-// newQueue makes the queue of a node. If it is the only one, reads have a straight way to it, and can travel as one MGET.
-func newQueue(rdb redis.UniversalClient, budget time.Duration, only bool) *queue {
+// newQueue makes the queue of a node. If all keys are the node's, reads can travel as one MGET.
+func newQueue(rdb redis.UniversalClient, budget time.Duration, all bool) *queue {
 	q := &queue{runner: rediscall.NewRunner(rdb, budget), budget: budget, wake: make(chan struct{}, maxTrips)}
-	if only {
+	if _, node := rdb.(*redis.Client); node {
 		q.straight = rediscall.NewRunner(rdb, min(leash, budget))
-		q.mget.Store(true)
 	}
+	q.mget.Store(all)
 	return q
 }
 
@@ -69,12 +78,11 @@ func newQueue(rdb redis.UniversalClient, budget time.Duration, only bool) *queue
 func (q *queue) do(ctx context.Context, cmds []*rediscall.Command) error {
 	c := q.newCall()
 	c.ctx, c.cmds = ctx, cmds
-	if err := q.wait(ctx, c, q.budget); err != nil {
+	if err := q.wait(ctx, c, ticks); err != nil {
 		return err
 	}
-	err := c.err
 	q.free(c)
-	return err
+	return nil
 }
 
 // get reads one key.
@@ -85,11 +93,8 @@ func (q *queue) get(ctx context.Context, key string) (string, error) {
 	if err := q.read(ctx, c); err != nil {
 		return "", err
 	}
-	read, err := c.read[0], c.err
+	read := c.read[0]
 	q.free(c)
-	if err != nil {
-		return "", err
-	}
 	return read.Value, read.Err
 }
 
@@ -100,30 +105,28 @@ func (q *queue) getMany(ctx context.Context, keys []string, reads []Read) error 
 	if err := q.read(ctx, c); err != nil {
 		return err
 	}
-	err := c.err
 	q.free(c)
-	return err
+	return nil
 }
 
 // read makes a call that reads, on the straight way if that is clear.
 func (q *queue) read(ctx context.Context, c *call) error {
-	budget := q.budget
+	budget := ticks
 	if began, ok := q.depart(ctx); ok {
-		c.err = q.trip(q.straight, []*call{c})
+		err := q.trip(q.straight, []*call{c})
 		took := q.arrive(began)
-		if rediscall.Classify(c.err) != rediscall.Timeout {
-			return nil
+		if rediscall.Classify(err) != rediscall.Timeout {
+			return err
 		}
-		c.err = nil
-		budget -= took
+		budget -= int(took*ticks/q.budget) + 1
 	}
 	return q.wait(ctx, c, budget)
 }
 
 // depart tells whether a read may take the straight way: in the caller's own goroutine, which nobody can call back from there. So
-// it is taken only while nothing else is under way and Redis answers at once.
+// it is taken only while nothing else is under way, nobody came along on the last trip, and Redis answers at once.
 func (q *queue) depart(ctx context.Context) (began time.Time, ok bool) {
-	if q.straight == nil {
+	if q.busy.Load() || q.straight == nil {
 		return began, false
 	}
 	began = time.Now()
@@ -152,42 +155,48 @@ func (q *queue) arrive(began time.Time) (took time.Duration) {
 	return took
 }
 
-// wait puts a call into the queue and waits for the end of its trip. After an error the call may still be somebody else's.
-func (q *queue) wait(ctx context.Context, c *call, budget time.Duration) error {
-	if err := q.enter(c); err != nil {
+// wait puts a call into the queue and waits for the end of its trip, for a budget in ticks. After an error the call may still be
+// somebody else's.
+func (q *queue) wait(ctx context.Context, c *call, budget int) error {
+	if err := q.enter(c, budget); err != nil {
 		return err
 	}
-	patience := budget / 8
-	c.timer.Reset(patience)
-	for {
-		select {
-		case <-c.done:
-			c.timer.Stop()
-			return nil
-		case <-c.timer.C:
-			if patience < budget {
-				q.relieve()
-				c.timer.Reset(budget - patience)
-				patience = budget
-				continue
-			}
-			c.taken.Store(true) // not to be sent any more
-			return rediscall.ErrBudget
-		case <-ctx.Done():
-			c.timer.Stop()
-			c.taken.Store(true)
-			return ctx.Err()
-		}
+	if ctx.Done() == nil {
+		<-c.done
+		return c.err
+	}
+	select {
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+		c.taken.Store(true) // not to be sent any more
+		return ctx.Err()
 	}
 }
 
-// relieve is called by who has waited for long: the trips under way may all hang.
-func (q *queue) relieve() {
+// enter puts a call into the queue, and sees to it that a worker looks there.
+func (q *queue) enter(c *call, budget int) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.waiting) > 0 && q.idle == 0 && len(q.workers) < maxTrips && !q.closed {
+	switch {
+	case q.closed:
+		return redis.ErrClosed
+	case len(q.waiting) >= maxWaiting:
+		return errFull
+	}
+	c.last = q.now + budget
+	q.waiting = append(q.waiting, c)
+	switch {
+	case q.idle > 0:
+		q.idle--
+		q.wake <- struct{}{}
+	case len(q.workers) < minTrips:
 		q.employ()
 	}
+	if !q.ticking {
+		q.tickOn()
+	}
+	return nil
 }
 
 // employ adds a worker. q.mu is held.
@@ -198,39 +207,21 @@ func (q *queue) employ() {
 	}
 }
 
-// enter puts a call into the queue, and sees to it that a worker looks there.
-func (q *queue) enter(c *call) error {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	switch {
-	case q.closed:
-		return redis.ErrClosed
-	case len(q.waiting) >= maxWaiting:
-		return errFull
-	}
-	q.waiting = append(q.waiting, c)
-	switch {
-	case q.idle > 0:
-		q.idle--
-		q.wake <- struct{}{}
-	case len(q.workers) < minTrips:
-		q.employ()
-	}
-	return nil
-}
-
 // work makes one trip after another. The workers beyond minTrips end when nobody waits.
 func (q *queue) work(w *worker) {
 	for q.take(w) {
-		err := q.trip(q.runner, w.calls)
-		for i, c := range w.calls {
-			if err != nil {
-				c.err = err
+		err := q.trip(q.runner, w.trip)
+		q.mu.Lock()
+		answered := w.calls
+		w.calls = w.trip[:0]
+		q.mu.Unlock()
+		for _, c := range answered {
+			if c != nil {
+				c.end(err)
 			}
-			c.done <- struct{}{}
-			w.calls[i] = nil
 		}
-		w.calls = w.calls[:0]
+		clear(answered)
+		w.trip = answered[:0]
 		runtime.Gosched() // who was just answered may ask again: the next trip takes them along
 	}
 }
@@ -242,16 +233,17 @@ func (q *queue) take(w *worker) bool {
 	for {
 		w.began = time.Time{}
 		n, commands := 0, 0
-		for n < len(q.waiting) && (commands == 0 || commands+q.waiting[n].size() <= maxTrip) {
+		for ; n < len(q.waiting) && (commands == 0 || commands+q.waiting[n].size() <= maxTrip); n++ {
 			if c := q.waiting[n]; c.taken.CompareAndSwap(false, true) {
 				w.calls = append(w.calls, c)
 				commands += c.size()
 			}
-			n++
 		}
 		q.waiting = slices.Delete(q.waiting, 0, n)
 		if len(w.calls) > 0 {
+			w.trip = append(w.trip, w.calls...)
 			w.began = time.Now()
+			q.busy.Store(len(w.calls) > 1)
 			return true
 		}
 		if q.closed || len(q.workers) > minTrips {
@@ -262,6 +254,51 @@ func (q *queue) take(w *worker) bool {
 		q.mu.Unlock()
 		<-q.wake
 		q.mu.Lock()
+	}
+}
+
+// tickOn lets the next tick come. q.mu is held.
+func (q *queue) tickOn() {
+	q.ticking = true
+	if q.ticker == nil {
+		q.ticker = time.AfterFunc(q.budget/ticks, q.tick)
+	} else {
+		q.ticker.Reset(q.budget / ticks)
+	}
+}
+
+// tick ends the calls whose budget has ended. The calls of a queue share it: a timer for each would cost more than all else that a
+// call waits with. If somebody has waited for long, the trips under way may all hang: then it adds a worker.
+func (q *queue) tick() {
+	if !q.group.Enter() {
+		return
+	}
+	defer q.group.Leave()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.now++
+	pending := false
+	ended := func(c *call) bool {
+		if q.now <= c.last {
+			pending = true
+			return false
+		}
+		c.end(rediscall.ErrBudget)
+		return true
+	}
+	q.waiting = slices.DeleteFunc(q.waiting, func(c *call) bool { return c.taken.Load() || ended(c) })
+	for _, w := range q.workers {
+		for i, c := range w.calls {
+			if c != nil && ended(c) {
+				w.calls[i] = nil
+			}
+		}
+	}
+	if len(q.waiting) > 0 && q.waiting[0].last-q.now <= ticks-patience && q.idle == 0 && len(q.workers) < maxTrips && !q.closed {
+		q.employ()
+	}
+	if q.ticking = pending; pending {
+		q.tickOn()
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"sync/atomic"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -23,28 +22,33 @@ type call struct {
 	cmds  []*rediscall.Command
 	keys  []string
 	reads []Read // one for each key
+	last  int    // the tick in which its budget still lasts
 	err   error  // of the whole trip
 
 	done  chan struct{} // holds one; all else is written before
 	taken atomic.Bool   // on a trip, or given up
-	timer *time.Timer
 
 	// Of a call for one key.
 	key  [1]string
 	read [1]Read
+	get  *rediscall.Command // reads key; made at the first use
 }
 
 func (c *call) size() int { return len(c.cmds) + len(c.keys) }
 
-// newCall returns a call. Calls are used again, but for those that were given up. Each queue has its own, since a timer and a channel
-// must not leave the bubble (testing/synctest) in which they were made.
+// end lets who waits for a call go on.
+func (c *call) end(err error) {
+	c.err = err
+	c.done <- struct{}{}
+}
+
+// newCall returns a call. Calls are used again, but for those that were given up. Each queue has its own, since a channel must not
+// leave the bubble (testing/synctest) in which it was made.
 func (q *queue) newCall() *call {
 	if c, ok := q.calls.Get().(*call); ok {
 		return c
 	}
-	timer := time.NewTimer(time.Hour)
-	timer.Stop()
-	return &call{done: make(chan struct{}, 1), timer: timer}
+	return &call{done: make(chan struct{}, 1)}
 }
 
 // free gives back a call whose trip has ended.
@@ -77,27 +81,40 @@ func (q *queue) trip(runner *rediscall.Runner, calls []*call) error {
 	return nil
 }
 
-// gets makes the commands that read n keys: one MGET, where the keys are of one node.
+// gets makes the commands that read n keys: one MGET, where the keys are of one node. Keys are given by reference, which spares each
+// an allocation.
 func (q *queue) gets(calls []*call, n int) (cmds []*rediscall.Command) {
 	ctx := context.Background()
-	mget := n > 1 && q.mget.Load()
-	var args []any
-	if mget {
-		args = append(make([]any, 0, 1+n), "mget")
-	}
-	for _, c := range calls {
-		for _, key := range c.keys {
-			if mget {
-				args = append(args, key)
-			} else {
-				cmds = append(cmds, rediscall.NewCommand(ctx, "get", key))
+	if n > 1 && q.mget.Load() {
+		args := append(make([]any, 0, 1+n), "mget")
+		for _, c := range calls {
+			for i := range c.keys {
+				args = append(args, &c.keys[i])
 			}
 		}
+		return append(cmds, rediscall.NewCommand(ctx, args...))
 	}
-	if mget {
-		cmds = append(cmds, rediscall.NewCommand(ctx, args...))
+	for _, c := range calls {
+		if len(c.keys) == 1 && &c.keys[0] == &c.key[0] {
+			cmds = append(cmds, c.readOne())
+			continue
+		}
+		for i := range c.keys {
+			cmds = append(cmds, rediscall.NewCommand(ctx, "get", &c.keys[i]))
+		}
 	}
 	return cmds
+}
+
+// readOne returns the command of a call for one key, which goes with the call from use to use.
+func (c *call) readOne() *rediscall.Command {
+	if c.get == nil {
+		c.get = rediscall.NewCommand(context.Background(), "get", &c.key[0])
+	} else {
+		c.get.SetVal(nil)
+		c.get.SetErr(nil)
+	}
+	return c.get
 }
 
 // answer gives each of n keys what its command found. What is no string is nil in the reply to MGET, as if nothing stood there.
