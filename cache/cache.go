@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -24,6 +26,7 @@ type Cache[K comparable, V any] struct {
 	local       *localTier[K, V] // nil if it is off
 	redis       *redisTier
 	flights     *flights[K, V]
+	spare       sync.Pool // of *flight[K, V]
 	alarms      alarms
 	unconfirmed *unconfirmed
 	stats       counters
@@ -50,7 +53,7 @@ func New[K comparable, V any](client *Client, name string, loader Loader[K, V], 
 	if err != nil {
 		return nil, err
 	}
-	c := &Cache[K, V]{client: client, name: name, policy: policy, loader: loader, flights: newFlights[K, V]()}
+	c := &Cache[K, V]{client: client, name: name, policy: policy, loader: loader, flights: new(flights[K, V])}
 	if len(hooks) == 1 {
 		c.hooks = hooks[0]
 	}
@@ -63,6 +66,7 @@ func New[K comparable, V any](client *Client, name string, loader Loader[K, V], 
 	c.redis = &redisTier{
 		client: client, name: name, prefix: len(c.keys.prefix), schema: policy.Schema, leaseTTL: policy.LeaseTTL,
 		wakes: policy.LeaseWait != Off && client.bus != nil, stats: &c.stats,
+		schemaText: strconv.Itoa(int(policy.Schema)), leaseMillis: millis(policy.LeaseTTL),
 	}
 	c.unconfirmed = &unconfirmed{
 		clock: client.clock,
@@ -119,6 +123,9 @@ func (c *Cache[K, V]) Policy() Policy { return c.policy }
 // the codec cannot write is served and not kept.
 func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 	if e := c.near(key); e != nil {
+		if c.hooks.Clone == nil {
+			return e.value, e.err()
+		}
 		return c.own(e.value, e.err())
 	}
 	a := c.get(ctx, "get", key, c.loader)
@@ -170,24 +177,29 @@ func (c *Cache[K, V]) near(key K) *entry[K, V] {
 
 // get answers a key that the local tier does not hold.
 func (c *Cache[K, V]) get(ctx context.Context, op string, key K, loader Loader[K, V]) answer[V] {
-	f, err := c.newFlight(key)
+	physical, hash, err := c.keys.physical(key)
 	if err == nil {
 		err = c.usable(ctx)
 	}
 	if err != nil {
 		return answer[V]{err: opError(op, c.name, key, err)}
 	}
-	f.load = newLoad()
-	mine := f
+	mine := c.newFlight(key, hash)
+	mine.physical, mine.load = physical, mine.own.open()
 	f, others, waiting := c.flights.join(mine)
 	switch {
 	case !others:
+		if c.leadOne(ctx, f, loader) {
+			a := f.answer
+			c.reuse(f)
+			return a
+		}
 		defer f.load.leave()
-		c.lead(ctx, f.load, []*flight[K, V]{f}, loader)
 	case waiting:
 		defer f.load.leave()
 		fallthrough
 	default:
+		c.reuse(mine)
 		c.stats.joined.Add(1)
 	}
 	a := c.wait(ctx, f)
@@ -203,26 +215,7 @@ func (c *Cache[K, V]) get(ctx context.Context, op string, key K, loader Loader[K
 func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	values := make(map[K]V, len(keys))
 	failed := map[K]error{}
-	var wanted []*flight[K, V]
-	seen := make(map[K]struct{}, len(keys))
-	for _, key := range keys {
-		if _, again := seen[key]; again {
-			continue
-		}
-		seen[key] = struct{}{}
-		if e := c.near(key); e != nil {
-			if !e.negative {
-				values[key], _ = c.own(e.value, nil)
-			}
-			continue
-		}
-		f, err := c.newFlight(key)
-		if err != nil {
-			failed[key] = err
-			continue
-		}
-		wanted = append(wanted, f)
-	}
+	wanted := c.nearMany(keys, values, failed)
 	if len(wanted) > 0 {
 		if err := c.usable(ctx); err != nil {
 			for _, f := range wanted {
@@ -250,19 +243,6 @@ func (c *Cache[K, V]) batchError(op string, failed map[K]error) error {
 		return nil
 	}
 	return fmt.Errorf("cache: %s %s: %w", op, c.name, &KeyErrors[K]{ByKey: failed})
-}
-
-// newFlight makes a flight of a key, with the generations of now: nothing was read yet.
-func (c *Cache[K, V]) newFlight(key K) (*flight[K, V], error) {
-	physical, err := c.keys.physical(key)
-	if err != nil {
-		return nil, err
-	}
-	hash, _ := c.keys.hash(key)
-	return &flight[K, V]{
-		key: key, hash: hash, physical: physical,
-		stamp: c.client.stamps.now(hash), epoch: c.client.epoch.Load(),
-	}, nil
 }
 
 // usable tells whether a call that needs more than the local tier may go on.

@@ -27,7 +27,7 @@ func DeleteDigest() string { return digest(preludeLua + deleteLua) }
 // PhysicalKey returns the key under which Redis holds an entry.
 func (c *Cache[K, V]) PhysicalKey(t testing.TB, key K) string {
 	t.Helper()
-	physical, err := c.keys.physical(key)
+	physical, _, err := c.keys.physical(key)
 	if err != nil {
 		t.Fatal(err)
 	}

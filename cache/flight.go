@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+
+	"github.com/go-nearside/nearside/internal/collect"
 )
 
 // load is the context that the flights of one call share, and the count of those who wait for any of them.
@@ -13,9 +15,8 @@ type load struct {
 	waiters atomic.Int64
 }
 
-// newLoad makes a load with one waiter: the caller.
-func newLoad() *load {
-	l := &load{}
+// open gives a new load its first waiter: the caller.
+func (l *load) open() *load {
 	l.waiters.Store(1)
 	return l
 }
@@ -50,15 +51,39 @@ func (l *load) leave() {
 type flight[K comparable, V any] struct {
 	key      K
 	hash     uint64
+	next     *flight[K, V] // guarded by the shard's mu; another flight of the shard
 	physical string
 	stamp    uint32 // the key's stamp before Redis is read: if it moves, the flight was overtaken
 	epoch    uint64
 	load     *load
+	own      load // of a flight that is read alone
 
 	landing atomic.Bool   // the first answer counts
 	landed  atomic.Bool   // the answer stands
 	answer  answer[V]     // written before landed
 	done    chan struct{} // guarded by the shard's mu; nil while nobody waits, closed once landed
+	shared  bool          // guarded by the shard's mu; somebody else than its caller knows it
+}
+
+// newFlight makes a flight of a key, with the generations of now: nothing was read yet. Its physical key and its load are the
+// caller's to set.
+func (c *Cache[K, V]) newFlight(key K, hash uint64) *flight[K, V] {
+	f, ok := c.spare.Get().(*flight[K, V])
+	if !ok {
+		f = new(flight[K, V])
+	}
+	f.key, f.hash = key, hash
+	f.stamp, f.epoch = c.client.stamps.now(hash), c.client.epoch.Load()
+	return f
+}
+
+// reuse gives back a flight that its caller made, if nobody else knows it: one that was never joined, or that ended with its landing.
+func (c *Cache[K, V]) reuse(f *flight[K, V]) {
+	// One that can still be found has a channel by now, made by who goes on with it, so that nobody writes what is read here.
+	if f.done == nil && !f.shared {
+		*f = flight[K, V]{}
+		c.spare.Put(f)
+	}
 }
 
 // answer is what a flight found out.
@@ -76,39 +101,61 @@ type answer[V any] struct {
 // place, and when it ends it takes only itself out. A flight whose answer is being filled stays here until that is done, so
 // that who comes meanwhile gets the answer; one that failed is taken out before its waiters hear of it.
 type flights[K comparable, V any] struct {
-	shards [flightShards]struct {
-		mu    sync.Mutex
-		byKey map[K]*flight[K, V] // guarded by mu
-	}
+	shards [flightShards]flightShard[K, V]
 }
 
-const flightShards = 64 // a power of two
-
-func newFlights[K comparable, V any]() *flights[K, V] {
-	t := &flights[K, V]{}
-	for i := range t.shards {
-		t.shards[i].byKey = make(map[K]*flight[K, V])
-	}
-	return t
+// flightShard is a list: most have one flight or none.
+type flightShard[K comparable, V any] struct {
+	mu    sync.Mutex
+	first *flight[K, V] // guarded by mu
 }
+
+const flightShards = 2048 // a power of two
+
+func (t *flights[K, V]) shard(hash uint64) *flightShard[K, V] { return &t.shards[hash%flightShards] }
 
 // join returns the flight of a key that is not older than mine, or makes mine the flight of the key. It reports whether the
 // flight is another's; the caller is then a waiter of that flight's load, unless the flight was done already.
 func (t *flights[K, V]) join(mine *flight[K, V]) (f *flight[K, V], others, waiting bool) {
-	shard := &t.shards[mine.hash%flightShards]
+	shard := t.shard(mine.hash)
 	shard.mu.Lock()
 	defer shard.mu.Unlock()
-	if f := shard.byKey[mine.key]; f != nil && f.epoch == mine.epoch && int32(f.stamp-mine.stamp) >= 0 {
-		if f.landed.Load() {
-			return f, true, false
+	if f := shard.find(mine); f != nil {
+		if f.epoch == mine.epoch && int32(f.stamp-mine.stamp) >= 0 {
+			if f.landed.Load() {
+				f.shared = true
+				return f, true, false
+			}
+			if f.load.join() {
+				f.shared = true
+				f.expect()
+				return f, true, true
+			}
 		}
-		if f.load.join() {
-			f.expect()
-			return f, true, true
+		shard.remove(f)
+	}
+	mine.next, shard.first = shard.first, mine
+	return mine, false, false
+}
+
+// find returns the flight with the key of another.
+func (s *flightShard[K, V]) find(like *flight[K, V]) *flight[K, V] {
+	for f := s.first; f != nil; f = f.next {
+		if f.hash == like.hash && f.key == like.key {
+			return f
 		}
 	}
-	shard.byKey[mine.key] = mine
-	return mine, false, false
+	return nil
+}
+
+// remove takes a flight out, if it is there.
+func (s *flightShard[K, V]) remove(f *flight[K, V]) {
+	for at := &s.first; *at != nil; at = &(*at).next {
+		if *at == f {
+			*at, f.next = f.next, nil
+			return
+		}
+	}
 }
 
 // expect makes the channel on which to wait for the flight, if it has none. The shard's mu is held, or nobody knows the flight.
@@ -120,7 +167,7 @@ func (f *flight[K, V]) expect() {
 
 // expect lets the one who leads a flight wait for it as the others do.
 func (t *flights[K, V]) expect(f *flight[K, V]) {
-	shard := &t.shards[f.hash%flightShards]
+	shard := t.shard(f.hash)
 	shard.mu.Lock()
 	defer shard.mu.Unlock()
 	f.expect()
@@ -128,25 +175,23 @@ func (t *flights[K, V]) expect(f *flight[K, V]) {
 
 // land wakes those who wait for a flight that has landed. If it ends with that, it is taken out too.
 func (t *flights[K, V]) land(f *flight[K, V], ends bool) {
-	shard := &t.shards[f.hash%flightShards]
+	shard := t.shard(f.hash)
 	shard.mu.Lock()
 	defer shard.mu.Unlock()
 	if f.done != nil {
 		close(f.done)
 	}
-	if ends && shard.byKey[f.key] == f {
-		delete(shard.byKey, f.key)
+	if ends {
+		shard.remove(f)
 	}
 }
 
 // remove takes a flight out, if it still is the flight of its key.
 func (t *flights[K, V]) remove(f *flight[K, V]) {
-	shard := &t.shards[f.hash%flightShards]
+	shard := t.shard(f.hash)
 	shard.mu.Lock()
 	defer shard.mu.Unlock()
-	if shard.byKey[f.key] == f {
-		delete(shard.byKey, f.key)
-	}
+	shard.remove(f)
 }
 
 // len returns the number of flights that can be joined.
@@ -154,7 +199,9 @@ func (t *flights[K, V]) len() (n int) {
 	for i := range t.shards {
 		shard := &t.shards[i]
 		shard.mu.Lock()
-		n += len(shard.byKey)
+		for f := shard.first; f != nil; f = f.next {
+			n++
+		}
 		shard.mu.Unlock()
 	}
 	return n
@@ -163,7 +210,7 @@ func (t *flights[K, V]) len() (n int) {
 // fly makes sure that each of some distinct keys has a flight, starts those that are new, and returns all, in order, with what
 // must be called when the caller waits no longer.
 func (c *Cache[K, V]) fly(ctx context.Context, wanted []*flight[K, V], loader Loader[K, V]) (all []*flight[K, V], leave func()) {
-	own := newLoad()
+	own := new(load).open()
 	waits := []*load{own}
 	all = make([]*flight[K, V], 0, len(wanted))
 	var started []*flight[K, V]
@@ -178,6 +225,7 @@ func (c *Cache[K, V]) fly(ctx context.Context, wanted []*flight[K, V], loader Lo
 			waits = append(waits, f.load)
 			fallthrough
 		default:
+			c.reuse(mine)
 			c.stats.joined.Add(1)
 		}
 	}
@@ -187,6 +235,9 @@ func (c *Cache[K, V]) fly(ctx context.Context, wanted []*flight[K, V], loader Lo
 	return all, func() {
 		for _, l := range waits {
 			l.leave()
+		}
+		for _, f := range started {
+			c.reuse(f)
 		}
 	}
 }
@@ -210,24 +261,58 @@ func (c *Cache[K, V]) lead(ctx context.Context, l *load, started []*flight[K, V]
 			}
 		}
 	}
-	readings := c.redis.read(ctx, physicalKeys(ask))
-	gone := ctx.Err() != nil // then what was not read was not asked
-	for i, f := range ask {
-		r := &readings[i]
-		if r.state == stateFound {
-			if c.landFrame(f, r) {
-				continue
-			}
-			*r = reading{state: stateMiss, reject: digest(r.raw)}
+	answered := c.redis.read(ctx, physicalKeys(ask), func(i int, read collect.Read) {
+		var r reading
+		c.redis.readReply(&r, read.Value, read.Err, ask[i].physical)
+		if !c.landRead(ask[i], &r) {
+			rest = append(rest, &attempt[K, V]{flight: ask[i], reading: r})
 		}
-		a := &attempt[K, V]{flight: f, reading: *r}
-		if gone {
-			a.reading.state = stateUnasked
-		}
-		rest = append(rest, a)
+	})
+	for _, f := range ask[answered:] {
+		rest = append(rest, &attempt[K, V]{flight: f})
 	}
+	c.goOn(ctx, l, rest, loader)
+}
+
+// leadOne is lead for one flight, without the slices. It reports whether Redis had the answer.
+func (c *Cache[K, V]) leadOne(ctx context.Context, f *flight[K, V], loader Loader[K, V]) (landed bool) {
+	if !c.client.work.Enter() {
+		c.fail(f, ErrClosed)
+		return false
+	}
+	defer c.client.work.Leave()
+	var r reading
+	var why Why
+	if c.unconfirmed.any() && c.unconfirmed.has(f.physical) {
+		why = WhyBypassed
+	} else if c.redis.readOne(ctx, f.physical, &r); c.landRead(f, &r) {
+		return true
+	}
+	c.goOn(ctx, f.load, []*attempt[K, V]{{flight: f, reading: r, why: why}}, loader)
+	return false
+}
+
+// landRead answers a flight from what a first look at Redis has found, if that is an answer.
+func (c *Cache[K, V]) landRead(f *flight[K, V], r *reading) (landed bool) {
+	if r.state != stateFound {
+		return false
+	}
+	if c.landFrame(f, r) {
+		return true
+	}
+	*r = reading{state: stateMiss, reject: digest(r.raw)}
+	return false
+}
+
+// goOn lets flights that a first look at Redis did not answer go on in a goroutine.
+func (c *Cache[K, V]) goOn(ctx context.Context, l *load, rest []*attempt[K, V], loader Loader[K, V]) {
 	if len(rest) == 0 {
 		return
+	}
+	if ctx.Err() != nil { // then what was not read was not asked
+		for _, a := range rest {
+			a.reading.state = stateUnasked
+		}
 	}
 	left := flightsOf(rest)
 	for _, f := range left {

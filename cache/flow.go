@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/go-nearside/nearside/internal/collect"
 )
 
 // The flow of a read through the tiers: run takes flights from Redis to the loader, and fills what came of it. The flow of a
@@ -13,9 +15,8 @@ import (
 type attempt[K comparable, V any] struct {
 	*flight[K, V]
 	reading reading
-	reject  string // the digest of bytes in Redis that cannot be used
-	why     Why    // why the loader will be called
-	alarm   alarm  // rings when it is worth to look at Redis again
+	why     Why   // why the loader will be called
+	alarm   alarm // rings when it is worth to look at Redis again
 }
 
 // run takes flights that neither the local tier nor a first look at Redis has answered through Redis and the loader.
@@ -62,9 +63,12 @@ func (c *Cache[K, V]) look(ctx context.Context, asked []*attempt[K, V]) (rest []
 	if len(asked) == 0 {
 		return nil
 	}
-	for i, r := range c.redis.read(ctx, physicalKeys(flightsOf(asked))) {
-		asked[i].reading = r
+	for _, a := range asked {
+		a.reading = reading{}
 	}
+	c.redis.read(ctx, physicalKeys(flightsOf(asked)), func(i int, read collect.Read) {
+		c.redis.readReply(&asked[i].reading, read.Value, read.Err, asked[i].physical)
+	})
 	return c.sort(ctx, asked)
 }
 
@@ -74,7 +78,7 @@ func (c *Cache[K, V]) sort(ctx context.Context, asked []*attempt[K, V]) (rest []
 	var toLease []*attempt[K, V]
 	for _, a := range asked {
 		switch {
-		case c.landFound(a, a.reading):
+		case c.landFound(a):
 		case a.reading.state == stateMiss:
 			c.stats.misses.Add(1)
 			toLease = append(toLease, a)
@@ -87,12 +91,13 @@ func (c *Cache[K, V]) sort(ctx context.Context, asked []*attempt[K, V]) (rest []
 	if len(toLease) == 0 {
 		return rest
 	}
-	rejects := make([]string, len(toLease))
+	wanted := make([]wantedLease, len(toLease))
 	for i, a := range toLease {
-		rejects[i] = a.reject
+		wanted[i] = wantedLease{key: a.physical, reject: a.reading.reject, empty: a.reading.empty, reading: &a.reading}
 	}
-	for i, r := range c.redis.lease(ctx, leaseToRead, physicalKeys(flightsOf(toLease)), rejects) {
-		if a := toLease[i]; !c.landFound(a, r) {
+	c.redis.lease(ctx, leaseToRead, wanted)
+	for _, a := range toLease {
+		if !c.landFound(a) {
 			rest = append(rest, a)
 		}
 	}
@@ -107,17 +112,14 @@ func physicalKeys[K comparable, V any](flights []*flight[K, V]) []string {
 	return keys
 }
 
-// landFound takes in what Redis said of a flight, and lands it if that is an answer.
-func (c *Cache[K, V]) landFound(a *attempt[K, V], r reading) (landed bool) {
-	a.reading = r
-	switch r.state {
-	case stateFound:
-		if c.landFrame(a.flight, &a.reading) {
-			return true
-		}
-		a.reading.state, a.reject, a.why = stateMiss, digest(r.raw), WhyRedis
+// landFound lands a flight if what Redis said of it is an answer.
+func (c *Cache[K, V]) landFound(a *attempt[K, V]) (landed bool) {
+	if c.landRead(a.flight, &a.reading) {
+		return true
+	}
+	switch a.reading.state {
 	case stateMiss:
-		a.reject, a.why = r.reject, WhyRedis
+		a.why = WhyRedis
 	case stateGranted:
 		a.why = WhyMiss
 	case stateNewer:
@@ -247,10 +249,9 @@ func (c *Cache[K, V]) await(l *load, waiting []*attempt[K, V], loader Loader[K, 
 
 // fill is a loaded value, or the absence of one, on its way into the tiers.
 type fill[K comparable, V any] struct {
+	filling
 	flight *flight[K, V]
 	entry  *entry[K, V]
-	frame  frame
-	ttl    time.Duration
 }
 
 // load calls the loader once for all keys and answers their flights. Those who waited go on; the tiers are filled behind them,
@@ -263,21 +264,21 @@ func (c *Cache[K, V]) load(l *load, attempts []*attempt[K, V], loader Loader[K, 
 	unused := granted(attempts)
 	defer func() { c.redis.abandonLeases(l.ctx, unused) }() // also if a hook panics
 	began := c.client.clock.now()
-	stop := c.redis.keepRenewed(l.ctx, unused)
-	defer stop()
+	renewal := c.redis.keepRenewed(l.ctx, unused)
+	defer renewal.stop()
 	out := c.callLoader(l.ctx, keys, loader)
-	stop()
+	renewal.stop()
 
-	var fills []fill[K, V]
+	var fills []*fill[K, V]
 	var refused []heldLease
 	for _, a := range attempts {
 		ans := answer[V]{tier: TierLoader, why: a.why, loaded: began}
 		ans.value, ans.err = out.of(a.key)
-		f, ok := c.toFill(a, &ans)
-		if ok && f.entry.negative && out.foreign > 0 {
-			ok = false // its row may be among those that came under another key
+		f := c.toFill(a, &ans)
+		if f != nil && f.entry.negative && out.foreign > 0 {
+			f = nil // its row may be among those that came under another key
 		}
-		if ok {
+		if f != nil {
 			fills = append(fills, f)
 			c.land(a.flight, ans, false)
 			continue
@@ -294,62 +295,71 @@ func (c *Cache[K, V]) load(l *load, attempts []*attempt[K, V], loader Loader[K, 
 
 // toFill makes of a loaded answer what goes into the tiers, if anything does: the lease must be ours, and the answer a value
 // that the codec can hold, or "not found". It puts into the answer the value that the codec read back.
-func (c *Cache[K, V]) toFill(a *attempt[K, V], ans *answer[V]) (fill[K, V], bool) {
-	out := fill[K, V]{
-		flight: a.flight,
-		entry:  &entry[K, V]{loaded: ans.loaded},
-		frame:  frame{kind: kindValue, loadedAt: a.reading.at, fill: a.reading.lease, lease: a.reading.lease, key: a.physical},
-		ttl:    c.policy.TTL,
-	}
+func (c *Cache[K, V]) toFill(a *attempt[K, V], ans *answer[V]) *fill[K, V] {
 	granted := a.reading.state == stateGranted
 	if granted && a.stamp != c.client.stamps.now(a.hash) {
 		// Overtaken: kept nowhere. Redis would refuse it too, unless the delete was lost.
 		c.stats.fillsRefused.Add(1)
 		granted = false
 	}
+	var enc encoded[V]
+	kind, ttl := kindValue, c.policy.TTL
 	switch {
 	case absent(ans.err):
 		ans.err = ErrNotFound
-		out.entry.negative, out.frame.kind, out.ttl = true, kindNegative, c.policy.NegativeTTL
-		granted = granted && c.policy.NegativeTTL != Off
+		kind, ttl = kindNegative, c.policy.NegativeTTL
+		granted = granted && ttl != Off
 	case ans.err != nil:
 		var zero V
 		ans.value = zero
 		c.stats.loadErrors.Add(1)
-		return out, false
+		return nil
 	default:
-		enc, err := c.encode(ans.value)
-		var panicked *PanicError
-		switch {
-		case errors.As(err, &panicked):
-			var zero V
-			ans.value, ans.err = zero, err
-			return out, false
-		case err != nil:
-			c.warnCodec("the codec cannot write a value; it is served and not kept", err)
-			return out, false
+		var err error
+		if enc, err = c.encode(ans.value); err != nil {
+			c.notEncoded(ans, err)
+			return nil
 		}
-		ans.value, out.entry.value = enc.value, enc.value
-		out.frame.flags, out.frame.payload = enc.flags, string(enc.payload)
+		ans.value = enc.value
 	}
-	out.ttl = c.policy.jittered(out.ttl)
-	return out, granted
+	if !granted {
+		return nil
+	}
+	return &fill[K, V]{
+		flight: a.flight,
+		entry:  &entry[K, V]{value: enc.value, negative: kind == kindNegative, loaded: ans.loaded},
+		filling: filling{ttl: c.policy.jittered(ttl), frame: frame{
+			kind: kind, flags: enc.flags, loadedAt: a.reading.at, fill: a.reading.lease, lease: a.reading.lease,
+			key: a.physical, payload: enc.text(),
+		}},
+	}
+}
+
+// notEncoded takes in that the codec failed: the value is served and not kept, unless the codec panicked.
+func (c *Cache[K, V]) notEncoded(ans *answer[V], err error) {
+	var panicked *PanicError
+	if errors.As(err, &panicked) {
+		var zero V
+		ans.value, ans.err = zero, err
+		return
+	}
+	c.warnCodec("the codec cannot write a value; it is served and not kept", err)
 }
 
 // fill writes to Redis under the leases, then to the local tier what Redis took, and lets the flights go.
-func (c *Cache[K, V]) fill(ctx context.Context, fills []fill[K, V]) {
+func (c *Cache[K, V]) fill(ctx context.Context, fills []*fill[K, V]) {
 	if len(fills) == 0 {
 		return
 	}
-	frames, ttls := make([]frame, len(fills)), make([]time.Duration, len(fills))
+	all := make([]*filling, len(fills))
 	for i, f := range fills {
-		frames[i], ttls[i] = f.frame, f.ttl
+		all[i] = &f.filling
 	}
 	now := c.client.clock.now() // before Redis counts the TTL
-	refused := c.redis.fill(context.WithoutCancel(ctx), frames, ttls, toWake)
+	c.redis.fill(context.WithoutCancel(ctx), all, toWake)
 	var left []heldLease // stand until their end, if the fill was lost
-	for i, f := range fills {
-		if refused[i] == nil {
+	for _, f := range fills {
+		if f.err == nil {
 			c.keep(f.flight, f.entry, f.flight.stamp, now, f.ttl, len(f.frame.payload))
 		} else {
 			left = append(left, heldLease{f.frame.key, f.frame.lease})

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
+	"unsafe"
 )
 
 // What stands at a key in Redis is a frame: a header of fixed size, the physical key, and the payload. Numbers are big-endian,
@@ -64,6 +65,16 @@ func newToken(mode leaseMode) (t token) {
 	return t
 }
 
+// text returns the bytes of a token.
+func (t token) text() string {
+	if t == (token{}) {
+		return noToken
+	}
+	return string(t[:])
+}
+
+const noToken = "\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
+
 func (t token) writers() bool { return t[0]&0x80 != 0 }
 
 // frame is a frame's content. Key and payload are views into what it was parsed from.
@@ -82,13 +93,14 @@ type frame struct {
 
 var errNotAFrame = errors.New("the bytes are not a frame of this format")
 
-// parseFrame reads a frame. Whether it belongs to the key and the schema asked for is the caller's to check.
-func parseFrame(raw string) (frame, error) {
+// parse reads a frame. Whether it belongs to the key and the schema asked for is the caller's to check. After an error nothing is
+// known of f.
+func (f *frame) parse(raw string) error {
 	if len(raw) < headerBytes || raw[:len(frameMagic)] != frameMagic {
-		return frame{}, errNotAFrame
+		return errNotAFrame
 	}
 	u64 := func(at int) uint64 { return binary.BigEndian.Uint64([]byte(raw[at : at+8])) }
-	f := frame{
+	*f = frame{
 		kind:        raw[offKind],
 		flags:       raw[offFlags],
 		schema:      uint16(raw[offSchema])<<8 | uint16(raw[offSchema+1]),
@@ -104,7 +116,7 @@ func parseFrame(raw string) (frame, error) {
 	copy(f.lease[:], raw[offLease:])
 	keyLen, bodyLen := int64(u64(offKeyLen)>>32), int64(u64(offKeyLen)&0xffffffff)
 	if headerBytes+keyLen+bodyLen != int64(len(raw)) {
-		return frame{}, errNotAFrame
+		return errNotAFrame
 	}
 	var possible byte // flags
 	switch f.kind {
@@ -114,22 +126,30 @@ func parseFrame(raw string) (frame, error) {
 		}
 	case kindNegative, kindLease:
 		if bodyLen != 0 {
-			return frame{}, errNotAFrame
+			return errNotAFrame
 		}
 		if f.kind == kindLease {
 			possible = flagAwaited
 		}
 	default:
-		return frame{}, errNotAFrame
+		return errNotAFrame
 	}
 	if f.flags&^possible != 0 {
-		return frame{}, errNotAFrame
+		return errNotAFrame
 	}
 	f.key, f.payload = raw[headerBytes:headerBytes+keyLen], raw[headerBytes+keyLen:]
-	return f, nil
+	return nil
 }
 
-// appendTo writes the frame.
+// text writes the frame.
+func (f *frame) text() string {
+	raw := f.appendTo(make([]byte, 0, headerBytes+len(f.key)+len(f.payload)))
+	return unsafe.String(unsafe.SliceData(raw), len(raw)) // nobody else has the bytes
+}
+
+// leaseOf returns the part of a frame's text that is its lease's token.
+func leaseOf(text string) string { return text[offLease : offLease+len(token{})] }
+
 func (f *frame) appendTo(dst []byte) []byte {
 	dst = append(dst, frameMagic...)
 	dst = append(dst, f.kind, f.flags)

@@ -30,7 +30,8 @@ func TestFrameRoundTrip(t *testing.T) {
 		if len(raw) != headerBytes+len(want.key)+len(want.payload) {
 			t.Fatalf("a frame of %d bytes", len(raw))
 		}
-		got, err := parseFrame(raw)
+		var got frame
+		err := got.parse(raw)
 		if err != nil || got != want {
 			t.Fatalf("got %+v, %v; want %+v", got, err, want)
 		}
@@ -57,7 +58,8 @@ func TestFrameRefusesForeignBytes(t *testing.T) {
 		"a huge key length":     change(offKeyLen, 0xff),
 		"a huge payload length": change(offBodyLen, 0xff),
 	} {
-		if f, err := parseFrame(raw); err == nil {
+		var f frame
+		if f.parse(raw) == nil {
 			t.Errorf("%s: taken for %+v", name, f)
 		}
 	}
@@ -72,7 +74,8 @@ func FuzzParseFrame(f *testing.F) {
 	f.Add(good[:headerBytes])
 	f.Add("")
 	f.Fuzz(func(t *testing.T, raw string) {
-		parsed, err := parseFrame(raw)
+		var parsed frame
+		err := parsed.parse(raw)
 		if err != nil {
 			return
 		}

@@ -29,7 +29,7 @@ func keysOf[K comparable](t interface{ Fatal(...any) }, namespace, name string) 
 type keyPlace struct{ namespace, name, key string }
 
 func (p keyPlace) physical(t *rapid.T) string {
-	physical, err := keysOf[string](t, p.namespace, p.name).physical(p.key)
+	physical, _, err := keysOf[string](t, p.namespace, p.name).physical(p.key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +109,7 @@ func TestPhysicalKeysNeverCollide(t *testing.T) {
 
 func TestANameGivesNoHashTag(t *testing.T) {
 	k := keysOf[string](t, "{n}", "{u:s}er%")
-	if physical, err := k.physical("k"); physical != "%7Bn%7D:c:%7Bu%3As%7Der%25:k" || err != nil {
+	if physical, _, err := k.physical("k"); physical != "%7Bn%7D:c:%7Bu%3As%7Der%25:k" || err != nil {
 		t.Errorf("got %q, %v", physical, err)
 	}
 }
@@ -142,7 +142,7 @@ func keyEncodes[K comparable](t interface {
 	Fatalf(string, ...any)
 }, key K, text string) {
 	k := keysOf[K](t, "ns", "name")
-	if physical, err := k.physical(key); physical != "ns:c:name:"+text || err != nil {
+	if physical, _, err := k.physical(key); physical != "ns:c:name:"+text || err != nil {
 		t.Fatalf("%T %v: the physical key is %q, %v; want one that ends in %q", key, key, physical, err, text)
 	}
 	want := k.mix(xxhash.Sum64String(text))
@@ -206,7 +206,7 @@ func TestTextMarshalersAreTheirText(t *testing.T) {
 // keyIsBad checks that a key is refused, for the reason if there is one.
 func keyIsBad[K comparable](t *testing.T, key K, reason error) {
 	t.Helper()
-	physical, err := keysOf[K](t, "ns", "name").physical(key)
+	physical, _, err := keysOf[K](t, "ns", "name").physical(key)
 	if !errors.Is(err, ErrBadKey) || reason != nil && !errors.Is(err, reason) {
 		t.Errorf("%T %v gives %q, %v; want ErrBadKey, and %v", key, key, physical, err, reason)
 	}
@@ -275,10 +275,10 @@ func TestKeysThatHoldNaNAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if physical, err := k.physical(point{0, math.NaN()}); !errors.Is(err, ErrBadKey) {
+	if physical, _, err := k.physical(point{0, math.NaN()}); !errors.Is(err, ErrBadKey) {
 		t.Errorf("got %q, %v; want ErrBadKey", physical, err)
 	}
-	if physical, err := k.physical(point{0, math.Inf(1)}); physical != "ns:c:name:0 +Inf" || err != nil {
+	if physical, _, err := k.physical(point{0, math.Inf(1)}); physical != "ns:c:name:0 +Inf" || err != nil {
 		t.Errorf("got %q, %v", physical, err)
 	}
 }
@@ -298,7 +298,7 @@ func TestAHookThatKeepsItsBytes(t *testing.T) {
 			if h, ok := k.hash(key); h != k.mix(xxhash.Sum64String(text)) || !ok {
 				t.Errorf("%d has the hash %x, %v", key, h, ok)
 			}
-			if physical, err := k.physical(key); physical != "ns:c:name:"+text || err != nil {
+			if physical, _, err := k.physical(key); physical != "ns:c:name:"+text || err != nil {
 				t.Errorf("%d gives %q, %v", key, physical, err)
 			}
 			keyEncodes(t, keyUpper("xxxxxxxx"), "XXXXXXXX") // by the same buffers
@@ -320,13 +320,13 @@ func TestAHookIsAskedForEveryKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if physical, err := k.physical(255); physical != "ns:c:name:id-ff" || err != nil {
+	if physical, _, err := k.physical(255); physical != "ns:c:name:id-ff" || err != nil {
 		t.Errorf("got %q, %v", physical, err)
 	}
 	if h, ok := k.hash(255); h != k.mix(xxhash.Sum64String("id-ff")) || !ok {
 		t.Errorf("got the hash %x, %v", h, ok)
 	}
-	if _, err := k.physical(-1); !errors.Is(err, ErrBadKey) || !errors.Is(err, errKeyBroken) {
+	if _, _, err := k.physical(-1); !errors.Is(err, ErrBadKey) || !errors.Is(err, errKeyBroken) {
 		t.Errorf("got %v", err)
 	}
 	if _, ok := k.hash(-1); ok {
@@ -380,7 +380,7 @@ func TestHashesBesideOneAnother(t *testing.T) {
 					t.Errorf("%q: the hash is %x, %v; want %x", key, got, ok, want)
 					return
 				}
-				if physical, err := k.physical(key); physical != "ns:c:name:"+key || err != nil {
+				if physical, _, err := k.physical(key); physical != "ns:c:name:"+key || err != nil {
 					t.Errorf("%q: the physical key is %q, %v", key, physical, err)
 					return
 				}

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/go-nearside/nearside/internal/rediscall"
 )
 
@@ -25,26 +27,42 @@ func granted[K comparable, V any](attempts []*attempt[K, V]) (held []heldLease) 
 	return held
 }
 
-// lease takes the leases of some keys, as many at once as go in a round trip. rejects holds a digest or "" per key. A call
-// whose outcome is unknown is made once more, with a new token and naming the old one: if the first call did run, the second
+// wantedLease is a lease that is asked for, and what came of it.
+type wantedLease struct {
+	key    string
+	reject string // the digest of bytes at the key that cannot be used, or ""
+	empty  bool   // nothing stands there, as far as is known
+
+	reading *reading // where to say it
+	token   token    // of the last attempt
+	earlier token    // of the attempt before, whose outcome is unknown
+}
+
+// lease takes the leases of some keys, as many at once as go in a round trip. Where nothing stands a plain SET NX does, in a fraction of
+// the script's time; what it finds there is the script's business.
+//
+// A call whose outcome is unknown is made once more, with a new token and naming the old one: if the first call did run, the second
 // takes over what it got; and if the first still runs later, nobody fills under its token, so it can do no harm.
-func (r *redisTier) lease(ctx context.Context, mode leaseMode, physical, rejects []string) []reading {
-	readings := make([]reading, len(physical))
-	pending := make([]pendingLease, len(physical))
-	for i, key := range physical {
-		pending[i] = pendingLease{key: key, reject: rejects[i], reading: &readings[i]}
+func (r *redisTier) lease(ctx context.Context, mode leaseMode, wanted []wantedLease) {
+	for i := range wanted {
+		*wanted[i].reading = reading{}
 	}
 	var lost []heldLease
-	trips(len(pending), func(from, to int) error {
-		unknown := r.leaseTrip(ctx, mode, pending[from:to])
-		if len(unknown) > 0 {
-			for _, p := range unknown {
-				lost = append(lost, heldLease{p.key, p.earlier})
-			}
-			unknown = r.leaseTrip(ctx, mode, unknown)
+	trips(len(wanted), func(from, to int) error {
+		all := make([]*wantedLease, to-from)
+		for i := range all {
+			all[i] = &wanted[from+i]
 		}
-		for _, p := range unknown {
-			lost = append(lost, heldLease{p.key, p.earlier})
+		unknown, occupied := r.leaseTrip(ctx, mode, all)
+		for _, w := range unknown {
+			lost = append(lost, heldLease{w.key, w.token})
+			w.earlier = w.token
+		}
+		if again := append(unknown, occupied...); len(again) > 0 {
+			unknown, _ = r.leaseTrip(ctx, mode, again)
+		}
+		for _, w := range unknown {
+			lost = append(lost, heldLease{w.key, w.token})
 		}
 		if len(unknown) > 0 {
 			return errLeaseUnknown
@@ -52,52 +70,64 @@ func (r *redisTier) lease(ctx context.Context, mode leaseMode, physical, rejects
 		return nil
 	})
 	r.abandonLeases(ctx, lost)
-	return readings
 }
 
 var errLeaseUnknown = errors.New("a lease may or may not have been taken")
 
-// pendingLease is a lease that is asked for.
-type pendingLease struct {
-	key, reject string
-	earlier     token // of an attempt whose outcome is unknown
-	reading     *reading
-}
-
-// leaseTrip asks once, and returns those whose outcome is unknown.
-func (r *redisTier) leaseTrip(ctx context.Context, mode leaseMode, pending []pendingLease) (unknown []pendingLease) {
-	commands := make([]*rediscall.Command, len(pending))
-	tokens := make([]token, len(pending))
-	for i, p := range pending {
-		tokens[i] = newToken(mode)
-		commands[i] = r.leaseCommand(ctx, mode, p.key, p.reject, tokens[i], p.earlier)
+// leaseTrip asks once, and returns those whose outcome is unknown, and those where something stands after all.
+func (r *redisTier) leaseTrip(ctx context.Context, mode leaseMode, wanted []*wantedLease) (unknown, occupied []*wantedLease) {
+	commands := make([]*rediscall.Command, len(wanted))
+	at := r.client.clock.moment()
+	for i, w := range wanted {
+		w.token = newToken(mode)
+		w.empty = w.empty && at.known && mode == leaseToRead
+		if w.empty {
+			commands[i] = r.plainLease(ctx, w, at)
+		} else {
+			commands[i] = r.leaseCommand(ctx, mode, w)
+		}
 	}
 	sent := r.client.clock.now()
 	err := r.client.read.Do(ctx, commands...)
 	if err != nil {
 		r.client.weather(err)
 	}
-	for i, p := range pending {
-		if err == nil {
-			*p.reading = r.leaseReply(commands[i], p.key, tokens[i], sent)
+	for i, w := range wanted {
+		c := commands[i]
+		switch {
+		case err != nil:
+		case !w.empty:
+			r.leaseReply(w, c, sent)
+		case c.Err() == nil:
+			*w.reading = reading{state: stateGranted, lease: w.token, at: at.earliest}
+		case c.Err() == redis.Nil:
+			occupied = append(occupied, w)
+		default:
+			r.client.weather(c.Err())
 		}
-		if err != nil || rediscall.Unknown(commands[i].Err()) {
-			p.earlier = tokens[i]
-			unknown = append(unknown, p)
+		w.empty = false
+		if err != nil || rediscall.Unknown(c.Err()) {
+			unknown = append(unknown, w)
 		}
 	}
-	return unknown
+	return unknown, occupied
 }
 
-func (r *redisTier) leaseCommand(ctx context.Context, mode leaseMode, physical, reject string, t, earlier token) *rediscall.Command {
-	f := frame{kind: kindLease, schema: r.schema, key: physical}
-	raw := f.appendTo(make([]byte, 0, headerBytes+len(physical)))
-	flags := byte(0)
+// plainLease takes a lease where nothing stands. Its expiry is what the server's clock may show then; the key's TTL ends it anyway.
+func (r *redisTier) plainLease(ctx context.Context, w *wantedLease, at moment) *rediscall.Command {
+	f := frame{kind: kindLease, schema: r.schema, lease: w.token, leaseExpiry: at.latest + r.leaseTTL.Microseconds(), key: w.key}
+	return rediscall.NewCommand(ctx, "set", w.key, f.text(), "nx", "px", r.leaseMillis)
+}
+
+func (r *redisTier) leaseCommand(ctx context.Context, mode leaseMode, w *wantedLease) *rediscall.Command {
+	f := frame{kind: kindLease, schema: r.schema, lease: w.token, key: w.key}
+	text := f.text()
+	flags := "\x00"
 	if r.wakes {
-		flags = flagAwaited
+		flags = string(rune(flagAwaited))
 	}
-	return leaseScript.Command(ctx, physical, t[:], earlier[:], millis(r.leaseTTL), int(r.schema), string(mode),
-		reject, raw[:offLease], raw[offKeyLen:], []byte{flags})
+	return leaseScript.Command(ctx, w.key, leaseOf(text), w.earlier.text(), r.leaseMillis, r.schemaText, string(mode),
+		w.reject, text[:offLease], text[offKeyLen:], flags)
 }
 
 // abandonLeases gives leases back behind the caller's back.
@@ -111,7 +141,7 @@ func (r *redisTier) abandonLeases(ctx context.Context, held []heldLease) {
 			commands := make([]*rediscall.Command, 0, to-from)
 			for _, h := range held[from:to] {
 				m := r.message(toWake, h.key)
-				commands = append(commands, releaseScript.Command(ctx, h.key, h.lease[:], m.Channel, m.Payload))
+				commands = append(commands, releaseScript.Command(ctx, h.key, h.lease.text(), m.Channel, m.Payload))
 			}
 			return r.leaseCalls(ctx, commands)
 		})
@@ -127,60 +157,71 @@ const (
 	leaseWriting
 )
 
-func (r *redisTier) leaseReply(c *rediscall.Command, physical string, t token, sent int64) reading {
+// leaseReply notes what the script said of a lease.
+func (r *redisTier) leaseReply(w *wantedLease, c *rediscall.Command, sent int64) {
 	reply, err := r.reply(c, sent, 3)
 	if err != nil {
-		return reading{}
+		return
 	}
 	r.stats.wrongTypes.Add(uint64(reply[2].(int64)))
 	switch outcome := reply[0].(int64); {
 	case outcome == leaseGranted:
-		return reading{state: stateGranted, lease: t, at: reply[1].(int64)}
+		w.reading.state, w.reading.lease, w.reading.at = stateGranted, w.token, reply[1].(int64)
 	case outcome == leaseNewer:
-		return reading{state: stateNewer}
+		w.reading.state = stateNewer
 	case outcome == leaseWriting:
-		return reading{state: stateWriting}
+		w.reading.state = stateWriting
 	case outcome == leaseBusy:
-		return reading{state: stateLeased}
+		w.reading.state = stateLeased
 	case outcome == leaseValue && len(reply) == 4:
 		raw, _ := reply[3].(string)
-		return r.interpret(raw, physical)
+		r.interpret(w.reading, raw, w.key)
 	}
-	return reading{}
 }
 
-// keepRenewed renews leases, every third of their TTL, until stop is called, which may be done more than once. Most loads end
-// before the first time, so it takes a goroutine only then.
-func (r *redisTier) keepRenewed(ctx context.Context, held []heldLease) (stop func()) {
-	if len(held) == 0 {
-		return func() {}
-	}
-	stopped := make(chan struct{})
-	first := time.AfterFunc(r.leaseTTL/3, func() {
-		r.client.work.Go(func() { r.renewUntil(context.WithoutCancel(ctx), held, stopped) })
-	})
-	return sync.OnceFunc(func() {
-		first.Stop()
-		close(stopped)
-	})
+// renewal renews leases, every third of their TTL, until it is stopped. Most loads end before the first time, so it takes a goroutine
+// only then.
+type renewal struct {
+	tier *redisTier
+	ctx  context.Context
+	held []heldLease
+
+	mu    sync.Mutex
+	timer *time.Timer // guarded by mu; nil once stopped, or if there is nothing to renew
 }
 
-func (r *redisTier) renewUntil(ctx context.Context, held []heldLease, stopped <-chan struct{}) {
-	ticker := time.NewTicker(r.leaseTTL / 3)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-stopped:
-			return
-		default:
-		}
-		r.renew(ctx, held)
-		select {
-		case <-ticker.C:
-		case <-stopped:
-			return
-		}
+// keepRenewed begins to renew leases.
+func (r *redisTier) keepRenewed(ctx context.Context, held []heldLease) *renewal {
+	n := &renewal{tier: r, ctx: ctx, held: held}
+	if len(held) > 0 {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.timer = time.AfterFunc(r.leaseTTL/3, n.due)
 	}
+	return n
+}
+
+// stop ends the renewals. It may be called more than once.
+func (n *renewal) stop() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.timer != nil {
+		n.timer.Stop()
+		n.timer = nil
+	}
+}
+
+// due renews once, and sees to the next time.
+func (n *renewal) due() {
+	n.tier.client.work.Go(func() {
+		next := time.Now().Add(n.tier.leaseTTL / 3)
+		n.tier.renew(context.WithoutCancel(n.ctx), n.held)
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if n.timer != nil {
+			n.timer.Reset(time.Until(next))
+		}
+	})
 }
 
 // renew prolongs leases. What was lost meanwhile shows when the fill is refused.
@@ -188,7 +229,7 @@ func (r *redisTier) renew(ctx context.Context, held []heldLease) {
 	trips(len(held), func(from, to int) error {
 		commands := make([]*rediscall.Command, 0, to-from)
 		for _, h := range held[from:to] {
-			commands = append(commands, renewScript.Command(ctx, h.key, h.lease[:], millis(r.leaseTTL)))
+			commands = append(commands, renewScript.Command(ctx, h.key, h.lease.text(), r.leaseMillis))
 		}
 		return r.leaseCalls(ctx, commands)
 	})

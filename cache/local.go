@@ -10,13 +10,14 @@ import (
 
 // entry is what the local tier holds of a key. It is never changed once it is kept.
 type entry[K comparable, V any] struct {
-	key      K
-	value    V
+	// What a hit looks at stands together.
 	epoch    uint64 // the epoch of the local tier before Redis was read
-	loaded   int64  // when its load began, on the client's clock; 0 if that is not known
 	expires  int64  // on the client's clock
 	stamp    uint32 // the key's stamp before Redis was read
 	negative bool   // the source has no such row
+	key      K
+	value    V
+	loaded   int64 // when its load began, on the client's clock; 0 if that is not known
 }
 
 // localTier keeps entries in this process. It hides what ristretto does not promise: here an entry can be read as soon as put

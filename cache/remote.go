@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/go-nearside/nearside/internal/collect"
@@ -50,6 +51,8 @@ type redisTier struct {
 	schema   uint16
 	leaseTTL time.Duration
 	stats    *counters
+
+	schemaText, leaseMillis string // as the scripts get them
 }
 
 // state is what Redis knows of a key.
@@ -75,6 +78,7 @@ type reading struct {
 	at     int64  // of stateGranted: when, on the server's clock
 	lease  token  // of stateGranted
 	reject string // of stateMiss: the digest of bytes that stand there and cannot be used
+	empty  bool   // of stateMiss: nothing stands there
 }
 
 // maxTrip is the most commands that go in one round trip. Each trip has a budget of its own, so that a large batch is not taken
@@ -91,79 +95,88 @@ func trips(n int, do func(from, to int) error) {
 }
 
 // readReply says what an answer to GET means.
-func (r *redisTier) readReply(raw string, err error, physical string) reading {
+func (r *redisTier) readReply(out *reading, raw string, err error, physical string) {
 	switch rediscall.Classify(err) {
 	case rediscall.OK:
-		reading := r.interpret(raw, physical)
-		if reading.state == stateFound && !reading.fresh() {
-			return readingMiss // perhaps: the script that takes the lease knows for certain
+		r.interpret(out, raw, physical)
+		if out.state == stateFound && !out.fresh() {
+			*out = readingMiss // perhaps: the script that takes the lease knows for certain
 		}
-		return reading
-	case rediscall.Nil, rediscall.WrongType: // taking the lease removes what is of a wrong type
-		return readingMiss
+	case rediscall.Nil: // or, in a reply to MGET, something that is no string
+		*out = reading{state: stateMiss, empty: true}
+	case rediscall.WrongType: // taking the lease removes it
+		*out = readingMiss
+	default:
+		*out = reading{}
+		r.client.weather(err)
 	}
-	r.client.weather(err)
-	return reading{}
 }
 
 var readingMiss = reading{state: stateMiss}
 
-// read asks for some keys, as many at once as go in a round trip.
-func (r *redisTier) read(ctx context.Context, physical []string) []reading {
-	readings := make([]reading, len(physical))
-	trips(len(physical), func(from, to int) error { return r.readTrip(ctx, physical[from:to], readings[from:to]) })
-	return readings
+// readOne asks for one key.
+func (r *redisTier) readOne(ctx context.Context, physical string, out *reading) {
+	raw, err := r.client.read.Get(ctx, physical)
+	r.readReply(out, raw, err, physical)
 }
 
-func (r *redisTier) readTrip(ctx context.Context, physical []string, readings []reading) error {
-	if len(physical) == 1 {
-		raw, err := r.client.read.Get(ctx, physical[0])
-		readings[0] = r.readReply(raw, err, physical[0])
+// read asks for some keys, as many at once as go in a round trip, and gives each answer to got as soon as it is there. It returns how
+// many were answered: after a trip that failed the rest is not asked for.
+func (r *redisTier) read(ctx context.Context, physical []string, got func(i int, read collect.Read)) (answered int) {
+	trips(len(physical), func(from, to int) error {
+		reads, err := r.readTrip(ctx, physical[from:to])
+		if err != nil {
+			r.client.weather(err)
+			return err
+		}
+		for i, read := range reads {
+			got(from+i, read)
+		}
+		answered = to
 		return nil
-	}
+	})
+	return answered
+}
+
+func (r *redisTier) readTrip(ctx context.Context, physical []string) ([]collect.Read, error) {
 	reads := make([]collect.Read, len(physical))
 	err := r.client.read.GetMany(ctx, physical, reads)
-	if rediscall.Classify(err) == rediscall.Transport {
+	if len(physical) > 1 && rediscall.Classify(err) == rediscall.Transport {
 		// The connection broke, and with it the whole reply. Another one may well bring it, and the source is spared the batch.
 		r.client.weather(err)
 		reads = make([]collect.Read, len(physical))
 		err = r.client.read.GetMany(ctx, physical, reads)
 	}
-	if err != nil {
-		r.client.weather(err)
-		return err
-	}
-	for i, read := range reads {
-		readings[i] = r.readReply(read.Value, read.Err, physical[i])
-	}
-	return nil
+	return reads, err
 }
 
 // interpret says what the bytes at a key mean.
-func (r *redisTier) interpret(raw, physical string) reading {
-	f, err := parseFrame(raw)
-	at := r.client.clock.moment()
+func (r *redisTier) interpret(out *reading, raw, physical string) {
+	*out = reading{}
+	f := &out.frame
+	err := f.parse(raw)
 	switch {
 	case err != nil:
 		r.stats.badFrames.Add(1)
-		return reading{state: stateMiss, reject: digest(raw)}
+		*out = reading{state: stateMiss, reject: digest(raw)}
 	case f.key != physical:
 		r.stats.foreignFrames.Add(1)
-		return reading{state: stateMiss, reject: digest(raw)}
+		*out = reading{state: stateMiss, reject: digest(raw)}
 	case f.schema > r.schema:
 		r.stats.newerSchema.Add(1)
-		return reading{state: stateNewer}
+		out.state = stateNewer
 	case f.schema < r.schema:
-		return reading{state: stateMiss}
+		out.state = stateMiss
 	case f.kind == kindLease && f.lease.writers():
-		return reading{state: stateWriting}
+		out.state = stateWriting
 	case f.kind == kindLease:
-		if at.known && at.earliest > f.leaseExpiry {
-			return reading{state: stateMiss}
+		out.state = stateLeased
+		if at := r.client.clock.moment(); at.known && at.earliest > f.leaseExpiry {
+			out.state = stateMiss
 		}
-		return reading{state: stateLeased, frame: f}
+	default:
+		out.state, out.read, out.raw = stateFound, r.client.clock.moment(), raw
 	}
-	return reading{state: stateFound, read: at, frame: f, raw: raw}
 }
 
 // wantsWaking tells whether the holder of a lease does not know yet that somebody waits. The script that takes leases tells it.
@@ -256,21 +269,25 @@ func (replyError) RedisError()     {}
 
 var errLeaseVoid = errors.New("the lease is void")
 
-// fill writes frames under their leases, as many at once as go in a round trip. It returns an error for each that Redis has not,
-// or may not have. One that wraps ErrUnpublished says that Redis has it, and the others do not know.
-func (r *redisTier) fill(ctx context.Context, frames []frame, ttls []time.Duration, why publication) []error {
-	errs := make([]error, len(frames))
-	trips(len(frames), func(from, to int) error {
-		err := r.fillTrip(ctx, frames[from:to], ttls[from:to], why, errs[from:to])
+// filling is a frame on its way into Redis, and what came of it.
+type filling struct {
+	frame frame
+	ttl   time.Duration
+	err   error // Redis has it not, or perhaps not; if it wraps ErrUnpublished, Redis has it, and the others do not know
+}
+
+// fill writes frames under their leases, as many at once as go in a round trip.
+func (r *redisTier) fill(ctx context.Context, fills []*filling, why publication) {
+	trips(len(fills), func(from, to int) error {
+		err := r.fillTrip(ctx, fills[from:to], why)
 		if err != nil {
-			r.stats.fillErrors.Add(uint64(len(frames) - from))
-			for i := from; i < len(errs); i++ {
-				errs[i] = err
+			r.stats.fillErrors.Add(uint64(len(fills) - from))
+			for _, f := range fills[from:] {
+				f.err = err
 			}
 		}
 		return err
 	})
-	return errs
 }
 
 // send makes one round trip of commands that publish, and says what became of their messages: who is sure that one was not
@@ -290,37 +307,36 @@ func (r *redisTier) send(ctx context.Context, commands []*rediscall.Command, mes
 	return sent, err
 }
 
-func (r *redisTier) fillTrip(ctx context.Context, frames []frame, ttls []time.Duration, why publication, errs []error) error {
+func (r *redisTier) fillTrip(ctx context.Context, fills []*filling, why publication) error {
 	if err := ctx.Err(); err != nil {
 		return err // before a number is taken
 	}
-	commands := make([]*rediscall.Command, len(frames))
-	messages := make([]invalidation.Outgoing, len(frames))
-	for i := range frames {
-		f := &frames[i]
-		f.schema = r.schema
-		raw := f.appendTo(make([]byte, 0, headerBytes+len(f.key)+len(f.payload)))
-		messages[i] = r.message(why, f.key)
-		commands[i] = fillScript.Command(ctx, f.key, f.lease[:], raw[:offFresh], millis(ttls[i]), raw[offFill:offLease], raw[offKeyLen:],
+	commands := make([]*rediscall.Command, len(fills))
+	messages := make([]invalidation.Outgoing, len(fills))
+	for i, f := range fills {
+		f.frame.schema = r.schema
+		key, text := f.frame.key, f.frame.text()
+		messages[i] = r.message(why, key)
+		commands[i] = fillScript.Command(ctx, key, leaseOf(text), text[:offFresh], millis(f.ttl), text[offFill:offLease], text[offKeyLen:],
 			messages[i].Channel, messages[i].Payload, string(why))
 	}
 	sent, err := r.send(ctx, commands, messages)
 	if err != nil {
 		return err
 	}
-	for i, c := range commands {
-		switch reply, err := r.reply(c, sent, 2); {
+	for i, f := range fills {
+		switch reply, err := r.reply(commands[i], sent, 2); {
 		case err != nil:
 			r.stats.fillErrors.Add(1)
-			errs[i] = err
+			f.err = err
 		case reply[0].(int64) == 1:
 			r.stats.fills.Add(1)
 			if err := r.published(reply); why == toTell {
-				errs[i] = err
+				f.err = err
 			}
 		default:
 			r.stats.fillsRefused.Add(1)
-			errs[i] = errLeaseVoid
+			f.err = errLeaseVoid
 		}
 	}
 	return nil
@@ -365,4 +381,6 @@ func (r *redisTier) removeTrip(ctx context.Context, physical []string, errs []er
 }
 
 // millis rounds up to what Redis counts in.
-func millis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
+func millis(d time.Duration) string {
+	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
+}

@@ -14,6 +14,9 @@ import (
 // evalsha stands in the request of every script, and in no other: warm up before.
 const evalsha = "evalsha"
 
+// aLease stands in each command that takes a lease, be it a SET or the script: the beginning of a lease's frame.
+const aLease = "NS1l"
+
 func TestRule3_RedisIsFilledOnlyUnderALiveLease(t *testing.T) {
 	t.Run("what Redis refused is not kept here", func(t *testing.T) {
 		w := newWorld(t)
@@ -66,7 +69,7 @@ func TestRule3_RedisIsFilledOnlyUnderALiveLease(t *testing.T) {
 		}
 	})
 	t.Run("after an error of Redis nothing is filled", func(t *testing.T) {
-		for _, cut := range []string{"get", evalsha} {
+		for _, cut := range []string{"\r\nget\r\n", aLease} {
 			w := newWorld(t)
 			proxy := redistest.NewProxy(t, w.server.Addr())
 			a := w.instance(t, through(proxy), func(s *setup) { s.policy.LeaseTTL = time.Minute })
@@ -74,13 +77,13 @@ func TestRule3_RedisIsFilledOnlyUnderALiveLease(t *testing.T) {
 			before := a.Stats()
 			w.put("k", v1)
 			// The first command, or both attempts to take the lease, get no answer.
-			proxy.DropReply(2, "\r\n"+cut+"\r\n", false)
+			proxy.DropReply(2, cut, false)
 			a.mustGetFrom(t, "k", v1, cache.TierLoader)
 			proxy.DropReply(0, "", false)
 			a.client.Idle(t)
 			s := a.Stats()
 			if s.Fills+s.FillsRefused+s.FillErrors != before.Fills+before.FillsRefused+before.FillErrors || s.LocalFills != before.LocalFills {
-				t.Errorf("%s lost: a fill without a lease: %+v", cut, s)
+				t.Errorf("%q lost: a fill without a lease: %+v", cut, s)
 			}
 			w.lacks(t, a, "k", v1)
 			a.mustGet(t, "k", v1)
@@ -150,7 +153,7 @@ func TestRule3_LostRepliesToScripts(t *testing.T) {
 		t.Run("of the lease, "+name, func(t *testing.T) {
 			w, proxy, a := lost(t, keepOpen)
 			loads, fills := w.loads(), a.Stats().Fills
-			proxy.DropReply(1, evalsha, keepOpen)
+			proxy.DropReply(1, aLease, keepOpen)
 			r, err := a.GetResult(t.Context(), "k")
 			if r.Value != v1 || r.Why != cache.WhyMiss || err != nil {
 				t.Errorf("%+v, %v", r, err)
@@ -199,7 +202,7 @@ func TestRule3_LostRepliesToScripts(t *testing.T) {
 			for _, key := range keys {
 				w.put(key, v1)
 			}
-			proxy.DropReply(1, evalsha, keepOpen)
+			proxy.DropReply(1, aLease, keepOpen)
 			if m, err := a.GetMany(t.Context(), keys); len(m) != 3 || err != nil {
 				t.Errorf("GetMany = %v, %v", m, err)
 			}
@@ -237,7 +240,7 @@ func TestRule3_LostRepliesToScripts(t *testing.T) {
 		})
 		t.Run("of the lease of an Update, "+name, func(t *testing.T) {
 			w, proxy, a := lost(t, keepOpen)
-			proxy.DropReply(1, evalsha, keepOpen)
+			proxy.DropReply(1, aLease, keepOpen)
 			mustDo(t, changes["Update"](t.Context(), w, a, "k", v2))
 			a.client.Idle(t)
 			w.holds(t, a, "k", v2)
@@ -265,7 +268,7 @@ func TestRule3_LostRepliesToScripts(t *testing.T) {
 func TestRule3_DelayedAcquireLetsNothingOldIn(t *testing.T) {
 	w := newWorld(t)
 	slow := redistest.NewProxy(t, w.server.Addr())
-	slow.Only(evalsha) // connections freeze at their first script
+	slow.Only(aLease) // connections freeze at their first acquire
 	var straight atomic.Bool
 	a := w.instance(t, through(slow), func(s *setup) {
 		s.config.ReadBudget = 700 * time.Millisecond

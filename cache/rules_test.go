@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/go-nearside/nearside/cache"
 )
 
@@ -77,9 +79,9 @@ func TestRule2_GenerationIsTakenBeforeRedisIsRead(t *testing.T) {
 			return hold, start(func() (string, error) { return readers["GetMany"](t.Context(), a, "k") })
 		},
 		"a value that the lease script found": func(t *testing.T, w *world, a *instance) (*holdup, <-chan answer) {
-			request, hold := a.valve.before(t, aScript), a.valve.after(t, aScript)
+			request, hold := a.valve.before(t, aScript), a.valve.after(t, func(_ context.Context, cmd redis.Cmder) bool { return cmd.Name() == evalsha })
 			reader := a.startGet(t.Context(), "k")
-			request.await(t, "the lease script")
+			request.await(t, "the acquire")
 			mustDo(t, w.instance(t).Set(t.Context(), "k", v1))
 			request.open()
 			return hold, reader

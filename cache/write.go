@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 )
 
 // The flow of a write through the tiers: Redis first, local last, and the local generation moves before and after.
@@ -19,12 +18,8 @@ type target[K comparable] struct {
 }
 
 func (c *Cache[K, V]) target(key K) (target[K], error) {
-	physical, err := c.keys.physical(key)
-	if err != nil {
-		return target[K]{}, err
-	}
-	hash, _ := c.keys.hash(key)
-	return target[K]{key, hash, physical}, nil
+	physical, hash, err := c.keys.physical(key)
+	return target[K]{key, hash, physical}, err
 }
 
 // drop deletes keys in Redis and voids what this process has of them. It returns the errors of those that Redis did not
@@ -127,9 +122,11 @@ func (c *Cache[K, V]) beginWrites(ctx context.Context, targets []target[K]) []*w
 			target: t, first: c.client.stamps.move(t.hash), sequence: c.unconfirmed.next(), began: c.client.clock.now(),
 		}
 	}
-	for i, r := range c.redis.lease(ctx, leaseToWrite, physicalOf(targets), make([]string, len(targets))) {
-		writes[i].lease = r
+	wanted := make([]wantedLease, len(targets))
+	for i, w := range writes {
+		wanted[i] = wantedLease{key: w.physical, reading: &w.lease}
 	}
+	c.redis.lease(ctx, leaseToWrite, wanted)
 	return writes
 }
 
@@ -152,9 +149,9 @@ func (c *Cache[K, V]) write(ctx context.Context, key K, writer func(context.Cont
 	if w.lease.state == stateGranted {
 		held = []heldLease{{t.physical, w.lease.lease}}
 	}
-	stop := c.redis.keepRenewed(ctx, held)
+	renewal := c.redis.keepRenewed(ctx, held)
 	defer func() {
-		stop()
+		renewal.stop()
 		if !w.filled {
 			err = errors.Join(err, c.drop(ctx, []target[K]{t})[key])
 		}
@@ -167,7 +164,7 @@ func (c *Cache[K, V]) write(ctx context.Context, key K, writer func(context.Cont
 	if w.value, err = c.encode(value); err != nil {
 		return value, err
 	}
-	stop()
+	renewal.stop()
 	c.fillWritten(ctx, []*written[K, V]{w})
 	return w.value.value, w.untold
 }
@@ -175,18 +172,16 @@ func (c *Cache[K, V]) write(ctx context.Context, key K, writer func(context.Cont
 // fillWritten puts written values into Redis and then into the local tier, and notes which of them Redis has.
 func (c *Cache[K, V]) fillWritten(ctx context.Context, writes []*written[K, V]) {
 	var granted []*written[K, V]
-	var frames []frame
-	var ttls []time.Duration
+	var fills []*filling
 	for _, w := range writes {
 		if w.lease.state != stateGranted {
 			continue
 		}
 		granted = append(granted, w)
-		ttls = append(ttls, c.policy.jittered(c.policy.TTL))
-		frames = append(frames, frame{
+		fills = append(fills, &filling{ttl: c.policy.jittered(c.policy.TTL), frame: frame{
 			kind: kindValue, flags: w.value.flags, loadedAt: w.lease.at, fill: w.lease.lease, lease: w.lease.lease,
-			key: w.physical, payload: string(w.value.payload),
-		})
+			key: w.physical, payload: w.value.text(),
+		}})
 	}
 	if len(granted) == 0 {
 		return
@@ -196,19 +191,20 @@ func (c *Cache[K, V]) fillWritten(ctx context.Context, writes []*written[K, V]) 
 		c.client.stamps.move(w.hash)
 	}
 	now := c.client.clock.now()
-	for i, err := range c.redis.fill(ctx, frames, ttls, toTell) {
+	c.redis.fill(ctx, fills, toTell)
+	for i, f := range fills {
 		w := granted[i]
-		if err != nil && !errors.Is(err, ErrUnpublished) {
+		if f.err != nil && !errors.Is(f.err, ErrUnpublished) {
 			continue
 		}
-		w.filled, w.untold = true, err
+		w.filled, w.untold = true, f.err
 		// Whoever read Redis before the fill holds an older stamp than this one. If it is not the second after the first, somebody
 		// else wrote or invalidated the key meanwhile: then the value stays out of the local tier.
 		after := c.client.stamps.move(w.hash)
 		c.unconfirmed.settle(w.physical, w.sequence)
 		if after == w.first+2 {
 			e := &entry[K, V]{value: w.value.value, loaded: w.began}
-			c.keep(&flight[K, V]{key: w.key, hash: w.hash, epoch: epoch}, e, after, now, ttls[i], len(w.value.payload))
+			c.keep(&flight[K, V]{key: w.key, hash: w.hash, epoch: epoch}, e, after, now, f.ttl, len(w.value.payload))
 		}
 	}
 }

@@ -283,7 +283,7 @@ func (b *Bus) sendBeat() {
 
 func (b *Bus) send(channel string, m message) (server string, err error) {
 	ctx := context.Background()
-	c := beatScript.Command(ctx, channel, m.append(nil))
+	c := beatScript.Command(ctx, channel, m.text())
 	sent := time.Now()
 	if err := b.calls.Do(ctx, c); err != nil {
 		return "", err

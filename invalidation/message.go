@@ -52,6 +52,11 @@ type message struct {
 	keys          []string
 }
 
+func (m *message) text() string {
+	var few [256]byte
+	return string(m.append(few[:0]))
+}
+
 func (m *message) append(dst []byte) []byte {
 	dst = append(dst, messageMagic...)
 	dst = append(dst, messageFormat, m.kind)

@@ -53,13 +53,13 @@ type Outgoing struct {
 // one, so the others would not miss them.
 func (b *Bus) Prepare(name string, keys ...string) Outgoing {
 	m := message{kind: keysMessage, from: b.id, number: b.out.next(), name: name, keys: keys}
-	return Outgoing{b.channel, string(m.append(nil)), func(void bool) { b.out.done(m.number, void) }}
+	return Outgoing{b.channel, m.text(), func(void bool) { b.out.done(m.number, void) }}
 }
 
 // PrepareWake makes a message for Handler.Wake. It has no number: it may be published or not, and nobody finds out.
 func (b *Bus) PrepareWake(name string, keys ...string) Outgoing {
 	m := message{kind: wakeMessage, from: b.id, name: name, keys: keys}
-	return Outgoing{Channel: b.channel, Payload: string(m.append(nil))}
+	return Outgoing{Channel: b.channel, Payload: m.text()}
 }
 
 // Done says that the message was published, or perhaps: if it was not, the others find out, and have a gap.

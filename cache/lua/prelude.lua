@@ -3,19 +3,24 @@
 --   73-88 lease token (the first bit is set in a writer's)  89-96 lease expiry
 -- Times are microseconds of this server's clock, big-endian. They stay below 2^53, so a Lua number holds them exactly.
 local function read64(s, i)
-  local n = 0
-  for j = i, i + 7 do n = n * 256 + string.byte(s, j) end
-  return n
+  local a, b, c, d, e, f, g, h = string.byte(s, i, i + 7)
+  return ((((((a * 256 + b) * 256 + c) * 256 + d) * 256 + e) * 256 + f) * 256 + g) * 256 + h
 end
 
 local function write64(n)
-  local b = {}
-  for i = 8, 1, -1 do
-    local low = n % 256
-    b[i] = low
-    n = (n - low) / 256
-  end
-  return string.char(unpack(b))
+  local h = n % 256
+  n = (n - h) / 256
+  local g = n % 256
+  n = (n - g) / 256
+  local f = n % 256
+  n = (n - f) / 256
+  local e = n % 256
+  n = (n - e) / 256
+  local d = n % 256
+  n = (n - d) / 256
+  local c = n % 256
+  n = (n - c) / 256
+  return string.char((n - n % 256) / 256, n % 256, c, d, e, f, g, h)
 end
 
 local function now()

@@ -14,7 +14,12 @@ var mutants = []mutant{
 	},
 	{
 		name:  "join a disowned flight",
-		edits: []edit{{"cache/flight.go", "f != nil && f.epoch == mine.epoch && int32(f.stamp-mine.stamp) >= 0 {", "f != nil {"}},
+		edits: []edit{{"cache/flight.go", "if f.epoch == mine.epoch && int32(f.stamp-mine.stamp) >= 0 {", "if true {"}},
+	},
+	{
+		name:  "reuse a flight that others know",
+		edits: []edit{{"cache/flight.go", "if f.done == nil && !f.shared {", "if f.done == nil || f.shared {"}},
+		test:  "TestAFlightThatOthersKnowIsNotReused$",
 	},
 	{
 		name:  "a gap that leaves flights standing",

@@ -53,11 +53,15 @@ var errNoReply = errors.New("no reply from Redis")
 
 // Classify tells the class of an error that go-redis or a Runner returned.
 func Classify(err error) Class {
+	switch err { // without the allocations below
+	case nil:
+		return OK
+	case redis.Nil:
+		return Nil
+	}
 	var reply redis.Error
 	var dial *net.OpError
 	switch {
-	case err == nil:
-		return OK
 	case errors.Is(err, redis.Nil):
 		return Nil
 	case errors.Is(err, ErrBudget), errors.Is(err, errAbandoned):
@@ -84,10 +88,7 @@ func Classify(err error) Class {
 }
 
 // Unknown tells whether a command with this error may have run all the same: no reply of its own came back.
-func Unknown(err error) bool {
-	var reply redis.Error
-	return err != nil && !errors.As(err, &reply)
-}
+func Unknown(err error) bool { return onlyTransport(err) != nil }
 
 func classifyReply(err error) Class {
 	switch {

@@ -11,7 +11,8 @@ import (
 // Command is one command to Redis that is never sent twice by the client.
 type Command struct {
 	*redis.Cmd
-	script *Script // nil for a plain command
+	script *Script  // nil for a plain command
+	texts  []string // of a script's call: the key and the arguments
 }
 
 // NoRetry tells go-redis not to send the command again, alone or in a pipeline.
@@ -24,21 +25,20 @@ func NewCommand(ctx context.Context, args ...any) *Command {
 
 // Key is the key of the command, "" if it has none.
 func (c *Command) Key() string {
-	at := 1
 	if c.script != nil {
-		at = 3
+		return c.texts[0]
 	}
-	if len(c.Args()) <= at {
+	if len(c.Args()) < 2 {
 		return ""
 	}
-	key, _ := c.Args()[at].(string)
+	key, _ := c.Args()[1].(string)
 	return key
 }
 
 // Copy makes the same command anew, without what came of it.
 func (c *Command) Copy(ctx context.Context) *Command {
 	if c.script != nil {
-		return c.script.Command(ctx, c.Key(), c.arguments()...)
+		return c.script.Command(ctx, c.texts[0], c.texts[1:]...)
 	}
 	return NewCommand(ctx, c.Args()...)
 }
@@ -56,30 +56,38 @@ func NewScript(source string) *Script {
 }
 
 // Command makes a call of the script on one key. The runner loads the script where the server does not know it.
-func (s *Script) Command(ctx context.Context, key string, args ...any) *Command {
-	c := s.call(ctx, "evalsha", s.sha, key, args)
+func (s *Script) Command(ctx context.Context, key string, args ...string) *Command {
+	c := s.call(ctx, "evalsha", &s.sha, key, args)
 	c.script = s
 	return c
 }
 
-func (s *Script) call(ctx context.Context, name, what, key string, args []any) *Command {
-	all := make([]any, 0, 4+len(args))
-	all = append(all, name, what, 1, key)
-	all = append(all, args...)
-	c := NewCommand(ctx, all...)
+// fewTexts is how many texts a call has without further allocations.
+const fewTexts = 10
+
+// call makes a command. Its parts are allocated in one piece, and the arguments given by reference.
+func (s *Script) call(ctx context.Context, name any, what *string, key string, args []string) *Command {
+	c := &struct {
+		Command
+		texts [fewTexts]string
+		args  [3 + fewTexts]any
+	}{}
+	texts := append(append(c.texts[:0], key), args...)
+	all := append(c.args[:0], name, what, 1)
+	for i := range texts {
+		all = append(all, &texts[i])
+	}
+	c.Cmd, c.Command.texts = redis.NewCmd(ctx, all...), texts
 	c.SetFirstKeyPos(3)
-	return c
+	return &c.Command
 }
 
 // eval makes the same call with the whole source, which also teaches it to the server.
 func (c *Command) eval(ctx context.Context) *Command {
-	return c.script.call(ctx, "eval", c.script.source, c.Key(), c.arguments())
+	return c.script.call(ctx, "eval", &c.script.source, c.texts[0], c.texts[1:])
 }
-
-// arguments are those of a script's call, behind its key.
-func (c *Command) arguments() []any { return c.Args()[4:] }
 
 // unknownScript tells whether the server refused the call because it does not know the script. Nothing ran then.
 func (c *Command) unknownScript() bool {
-	return c.script != nil && redis.HasErrorPrefix(c.Err(), "NOSCRIPT")
+	return c.script != nil && c.Err() != nil && redis.HasErrorPrefix(c.Err(), "NOSCRIPT")
 }

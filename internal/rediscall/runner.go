@@ -185,6 +185,9 @@ func (r *Runner) trip(ctx context.Context, cmds []*Command) error {
 
 // onlyTransport drops the errors that are a reply of Redis: those belong to their command.
 func onlyTransport(err error) error {
+	if err == nil || err == redis.Nil {
+		return nil // without the allocation below
+	}
 	var reply redis.Error
 	if errors.As(err, &reply) {
 		return nil

@@ -128,8 +128,11 @@ func TestAScriptSentAgainIsTheSameCall(t *testing.T) {
 	server := redistest.Shared(t)
 	r := newRunner(t, server.Client(t), ample)
 	key := server.Prefix(t) + "k {1} \r\n\x00\xff"
-	args := []any{"", "a b\r\n", []byte{0, 0xff}, []byte(nil), 1<<53 + 1, -1}
-	want := []any{key, "", "a b\r\n", "\x00\xff", "", "9007199254740993", "-1"}
+	args := []string{"", "a b\r\n", "\x00\xff", "4", "5", "6", "7", "8", "9", "10", "11"}
+	want := []any{key}
+	for _, arg := range args {
+		want = append(want, arg)
+	}
 	echo := rediscall.NewScript("return {KEYS[1], unpack(ARGV)}")
 	nothing := rediscall.NewScript("return false")
 	wrong := rediscall.NewScript("return redis.call('LPUSH', KEYS[1], 'x')")

@@ -1,0 +1,69 @@
+package cache
+
+import "unsafe"
+
+// nearMany answers what it can of a batch from the local tier, and returns a flight for each other key, once. Keys that cannot be
+// encoded get their errors.
+func (c *Cache[K, V]) nearMany(keys []K, values map[K]V, failed map[K]error) (wanted []*flight[K, V]) {
+	seen := newKeySet[K](len(keys))
+	var physical []byte // of all keys, which are allocated together
+	var ends []int
+	for at, key := range keys {
+		hash, ok := c.keys.hash(key)
+		if ok && !seen.add(hash, key) {
+			continue
+		}
+		if ok && c.local != nil {
+			if e := c.local.get(hash, key); e != nil {
+				if !e.negative {
+					values[key], _ = c.own(e.value, nil)
+				}
+				continue
+			}
+		}
+		var err error
+		if physical, hash, err = c.keys.appendPhysical(physical, key); err != nil {
+			failed[key] = err
+			continue
+		}
+		if wanted == nil {
+			left := len(keys) - at
+			wanted, ends = make([]*flight[K, V], 0, left), make([]int, 0, left)
+		}
+		wanted, ends = append(wanted, c.newFlight(key, hash)), append(ends, len(physical))
+	}
+	text, from := unsafe.String(unsafe.SliceData(physical), len(physical)), 0 // nobody changes it any more
+	for i, f := range wanted {
+		f.physical, from = text[from:ends[i]], ends[i]
+	}
+	return wanted
+}
+
+// keySet is a set of keys whose hashes are known, cheaper than a map.
+type keySet[K comparable] struct {
+	keys  []K
+	slots []int32 // one more than the place in keys; more than half of them are 0
+}
+
+func newKeySet[K comparable](most int) *keySet[K] {
+	size := 4
+	for size <= 2*most {
+		size *= 2
+	}
+	return &keySet[K]{keys: make([]K, 0, most), slots: make([]int32, size)}
+}
+
+// add reports whether a key is new, and adds it then.
+func (s *keySet[K]) add(hash uint64, key K) bool {
+	mask := uint64(len(s.slots) - 1)
+	for at := hash & mask; ; at = (at + 1) & mask {
+		switch slot := s.slots[at]; {
+		case slot == 0:
+			s.keys = append(s.keys, key)
+			s.slots[at] = int32(len(s.keys))
+			return true
+		case s.keys[slot-1] == key:
+			return false
+		}
+	}
+}
