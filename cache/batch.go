@@ -42,7 +42,7 @@ func (c *Cache[K, V]) nearMany(keys []K, values map[K]V, failed map[K]error) (wa
 // keySet is a set of keys whose hashes are known, cheaper than a map.
 type keySet[K comparable] struct {
 	keys  []K
-	slots []int32 // one more than the place in keys; more than half of them are 0
+	slots []int32 // one more than the place in keys; more than half of them are 0, so a search soon ends
 }
 
 func newKeySet[K comparable](most int) *keySet[K] {

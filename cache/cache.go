@@ -185,11 +185,12 @@ func (c *Cache[K, V]) get(ctx context.Context, op string, key K, loader Loader[K
 		return answer[V]{err: opError(op, c.name, key, err)}
 	}
 	mine := c.newFlight(key, hash)
-	mine.physical, mine.load = physical, mine.own.open()
+	mine.physical, mine.load = physical, mine.alone.open()
 	f, others, waiting := c.flights.join(mine)
 	switch {
 	case !others:
 		if c.leadOne(ctx, f, loader) {
+			// Nothing goes on, so there is no load to leave; and Redis answers with a value or ErrNotFound, which is not wrapped.
 			a := f.answer
 			c.reuse(f)
 			return a

@@ -2,10 +2,10 @@ package cache
 
 import (
 	"context"
+	"errors"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
-
-	"github.com/go-nearside/nearside/internal/collect"
 )
 
 // load is the context that the flights of one call share, and the count of those who wait for any of them.
@@ -56,7 +56,7 @@ type flight[K comparable, V any] struct {
 	stamp    uint32 // the key's stamp before Redis is read: if it moves, the flight was overtaken
 	epoch    uint64
 	load     *load
-	own      load // of a flight that is read alone
+	alone    load // the load of a flight that is read alone
 
 	landing atomic.Bool   // the first answer counts
 	landed  atomic.Bool   // the answer stands
@@ -77,9 +77,9 @@ func (c *Cache[K, V]) newFlight(key K, hash uint64) *flight[K, V] {
 	return f
 }
 
-// reuse gives back a flight that its caller made, if nobody else knows it: one that was never joined, or that ended with its landing.
+// reuse gives back a flight that its caller made and is done with, if nobody else knows it.
 func (c *Cache[K, V]) reuse(f *flight[K, V]) {
-	// One that can still be found has a channel by now, made by who goes on with it, so that nobody writes what is read here.
+	// Without the lock: a flight that has no channel by now can be found no more, since goOn makes one for each that goes on.
 	if f.done == nil && !f.shared {
 		*f = flight[K, V]{}
 		c.spare.Put(f)
@@ -110,7 +110,8 @@ type flightShard[K comparable, V any] struct {
 	first *flight[K, V] // guarded by mu
 }
 
-const flightShards = 2048 // a power of two
+// flightShards is a power of two, and so many that a list has one flight or none: 32 KB for each cache.
+const flightShards = 2048
 
 func (t *flights[K, V]) shard(hash uint64) *flightShard[K, V] { return &t.shards[hash%flightShards] }
 
@@ -208,7 +209,7 @@ func (t *flights[K, V]) len() (n int) {
 }
 
 // fly makes sure that each of some distinct keys has a flight, starts those that are new, and returns all, in order, with what
-// must be called when the caller waits no longer.
+// must be called when the caller waits no longer. After that the flights are not the caller's any more.
 func (c *Cache[K, V]) fly(ctx context.Context, wanted []*flight[K, V], loader Loader[K, V]) (all []*flight[K, V], leave func()) {
 	own := new(load).open()
 	waits := []*load{own}
@@ -250,6 +251,12 @@ func (c *Cache[K, V]) lead(ctx context.Context, l *load, started []*flight[K, V]
 		return
 	}
 	defer c.client.work.Leave()
+	safe := false
+	defer func() {
+		if !safe {
+			c.failAll(started, brokenOff())
+		}
+	}()
 	ask, rest := started, []*attempt[K, V](nil)
 	if c.unconfirmed.any() {
 		ask = nil
@@ -261,17 +268,16 @@ func (c *Cache[K, V]) lead(ctx context.Context, l *load, started []*flight[K, V]
 			}
 		}
 	}
-	answered := c.redis.read(ctx, physicalKeys(ask), func(i int, read collect.Read) {
-		var r reading
-		c.redis.readReply(&r, read.Value, read.Err, ask[i].physical)
-		if !c.landRead(ask[i], &r) {
-			rest = append(rest, &attempt[K, V]{flight: ask[i], reading: r})
+	answered := c.redis.read(ctx, physicalKeys(ask), func(i int, found *reading) {
+		if !c.landRead(ask[i], found) {
+			rest = append(rest, &attempt[K, V]{flight: ask[i], reading: *found})
 		}
 	})
 	for _, f := range ask[answered:] {
 		rest = append(rest, &attempt[K, V]{flight: f})
 	}
 	c.goOn(ctx, l, rest, loader)
+	safe = true
 }
 
 // leadOne is lead for one flight, without the slices. It reports whether Redis had the answer.
@@ -281,16 +287,30 @@ func (c *Cache[K, V]) leadOne(ctx context.Context, f *flight[K, V], loader Loade
 		return false
 	}
 	defer c.client.work.Leave()
+	safe := false
+	defer func() {
+		if !safe {
+			c.fail(f, brokenOff())
+		}
+	}()
 	var r reading
 	var why Why
 	if c.unconfirmed.any() && c.unconfirmed.has(f.physical) {
 		why = WhyBypassed
 	} else if c.redis.readOne(ctx, f.physical, &r); c.landRead(f, &r) {
-		return true
+		landed = true
 	}
-	c.goOn(ctx, f.load, []*attempt[K, V]{{flight: f, reading: r, why: why}}, loader)
-	return false
+	if !landed {
+		c.goOn(ctx, f.load, []*attempt[K, V]{{flight: f, reading: r, why: why}}, loader)
+	}
+	safe = true
+	return landed
 }
+
+// errBrokenOff is the value of the PanicError that others get whose flight ended with the goroutine of its caller.
+var errBrokenOff = errors.New("the goroutine that read for others too ended in a panic or in runtime.Goexit")
+
+func brokenOff() error { return &PanicError{Value: errBrokenOff, Stack: debug.Stack()} }
 
 // landRead answers a flight from what a first look at Redis has found, if that is an answer.
 func (c *Cache[K, V]) landRead(f *flight[K, V], r *reading) (landed bool) {
@@ -309,7 +329,7 @@ func (c *Cache[K, V]) goOn(ctx context.Context, l *load, rest []*attempt[K, V], 
 	if len(rest) == 0 {
 		return
 	}
-	if ctx.Err() != nil { // then what was not read was not asked
+	if ctx.Err() != nil { // the caller has left, perhaps before it asked: then those who share the flights ask anew
 		for _, a := range rest {
 			a.reading.state = stateUnasked
 		}

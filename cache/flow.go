@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"time"
-
-	"github.com/go-nearside/nearside/internal/collect"
 )
 
 // The flow of a read through the tiers: run takes flights from Redis to the loader, and fills what came of it. The flow of a
@@ -66,9 +64,7 @@ func (c *Cache[K, V]) look(ctx context.Context, asked []*attempt[K, V]) (rest []
 	for _, a := range asked {
 		a.reading = reading{}
 	}
-	c.redis.read(ctx, physicalKeys(flightsOf(asked)), func(i int, read collect.Read) {
-		c.redis.readReply(&asked[i].reading, read.Value, read.Err, asked[i].physical)
-	})
+	c.redis.read(ctx, physicalKeys(flightsOf(asked)), func(i int, found *reading) { asked[i].reading = *found })
 	return c.sort(ctx, asked)
 }
 
@@ -93,7 +89,7 @@ func (c *Cache[K, V]) sort(ctx context.Context, asked []*attempt[K, V]) (rest []
 	}
 	wanted := make([]wantedLease, len(toLease))
 	for i, a := range toLease {
-		wanted[i] = wantedLease{key: a.physical, reject: a.reading.reject, empty: a.reading.empty, reading: &a.reading}
+		wanted[i] = wantedLease{key: a.physical, reject: a.reading.reject, plain: a.reading.empty, reading: &a.reading}
 	}
 	c.redis.lease(ctx, leaseToRead, wanted)
 	for _, a := range toLease {
@@ -112,14 +108,12 @@ func physicalKeys[K comparable, V any](flights []*flight[K, V]) []string {
 	return keys
 }
 
-// landFound lands a flight if what Redis said of it is an answer.
+// landFound lands a flight if what Redis said of it is an answer; else it notes why the loader would be called.
 func (c *Cache[K, V]) landFound(a *attempt[K, V]) (landed bool) {
 	if c.landRead(a.flight, &a.reading) {
 		return true
 	}
 	switch a.reading.state {
-	case stateMiss:
-		a.why = WhyRedis
 	case stateGranted:
 		a.why = WhyMiss
 	case stateNewer:
@@ -280,13 +274,12 @@ func (c *Cache[K, V]) load(l *load, attempts []*attempt[K, V], loader Loader[K, 
 		}
 		if f != nil {
 			fills = append(fills, f)
-			c.land(a.flight, ans, false)
-			continue
+		} else {
+			if a.reading.state == stateGranted {
+				refused = append(refused, heldLease{a.physical, a.reading.lease})
+			}
+			c.flights.remove(a.flight)
 		}
-		if a.reading.state == stateGranted {
-			refused = append(refused, heldLease{a.physical, a.reading.lease})
-		}
-		c.flights.remove(a.flight)
 		c.land(a.flight, ans, false)
 	}
 	unused = refused
@@ -330,7 +323,7 @@ func (c *Cache[K, V]) toFill(a *attempt[K, V], ans *answer[V]) *fill[K, V] {
 		entry:  &entry[K, V]{value: enc.value, negative: kind == kindNegative, loaded: ans.loaded},
 		filling: filling{ttl: c.policy.jittered(ttl), frame: frame{
 			kind: kind, flags: enc.flags, loadedAt: a.reading.at, fill: a.reading.lease, lease: a.reading.lease,
-			key: a.physical, payload: enc.text(),
+			key: a.physical, payload: string(enc.payload),
 		}},
 	}
 }

@@ -52,6 +52,9 @@ const (
 	flagAwaited byte = 2 // of a lease: somebody wants to be woken when it ends
 )
 
+// farFuture is the latest time that Lua holds exactly.
+const farFuture = 1<<53 - 1
+
 // token names one attempt to fill one key. It is random, so two attempts are never taken for one another. Its first bit says
 // whether the attempt is a writer's: nobody waits for a write, which may take as long as a transaction does.
 type token [16]byte
@@ -65,7 +68,7 @@ func newToken(mode leaseMode) (t token) {
 	return t
 }
 
-// text returns the bytes of a token.
+// text returns the bytes of a token, without an allocation where there is none.
 func (t token) text() string {
 	if t == (token{}) {
 		return noToken

@@ -31,7 +31,7 @@ func granted[K comparable, V any](attempts []*attempt[K, V]) (held []heldLease) 
 type wantedLease struct {
 	key    string
 	reject string // the digest of bytes at the key that cannot be used, or ""
-	empty  bool   // nothing stands there, as far as is known
+	plain  bool   // by SET NX: nothing stands there, as far as is known. Never a writer's, which voids what stands
 
 	reading *reading // where to say it
 	token   token    // of the last attempt
@@ -58,9 +58,7 @@ func (r *redisTier) lease(ctx context.Context, mode leaseMode, wanted []wantedLe
 			lost = append(lost, heldLease{w.key, w.token})
 			w.earlier = w.token
 		}
-		if again := append(unknown, occupied...); len(again) > 0 {
-			unknown, _ = r.leaseTrip(ctx, mode, again)
-		}
+		unknown, _ = r.leaseTrip(ctx, mode, append(unknown, occupied...))
 		for _, w := range unknown {
 			lost = append(lost, heldLease{w.key, w.token})
 		}
@@ -80,9 +78,8 @@ func (r *redisTier) leaseTrip(ctx context.Context, mode leaseMode, wanted []*wan
 	at := r.client.clock.moment()
 	for i, w := range wanted {
 		w.token = newToken(mode)
-		w.empty = w.empty && at.known && mode == leaseToRead
-		if w.empty {
-			commands[i] = r.plainLease(ctx, w, at)
+		if w.plain = w.plain && at.known; w.plain {
+			commands[i] = r.plainLease(ctx, w)
 		} else {
 			commands[i] = r.leaseCommand(ctx, mode, w)
 		}
@@ -96,7 +93,7 @@ func (r *redisTier) leaseTrip(ctx context.Context, mode leaseMode, wanted []*wan
 		c := commands[i]
 		switch {
 		case err != nil:
-		case !w.empty:
+		case !w.plain:
 			r.leaseReply(w, c, sent)
 		case c.Err() == nil:
 			*w.reading = reading{state: stateGranted, lease: w.token, at: at.earliest}
@@ -105,7 +102,7 @@ func (r *redisTier) leaseTrip(ctx context.Context, mode leaseMode, wanted []*wan
 		default:
 			r.client.weather(c.Err())
 		}
-		w.empty = false
+		w.plain = false
 		if err != nil || rediscall.Unknown(c.Err()) {
 			unknown = append(unknown, w)
 		}
@@ -113,9 +110,9 @@ func (r *redisTier) leaseTrip(ctx context.Context, mode leaseMode, wanted []*wan
 	return unknown, occupied
 }
 
-// plainLease takes a lease where nothing stands. Its expiry is what the server's clock may show then; the key's TTL ends it anyway.
-func (r *redisTier) plainLease(ctx context.Context, w *wantedLease, at moment) *rediscall.Command {
-	f := frame{kind: kindLease, schema: r.schema, lease: w.token, leaseExpiry: at.latest + r.leaseTTL.Microseconds(), key: w.key}
+// plainLease takes a lease where nothing stands. It ends with the key: by its TTL, and not by what its frame says.
+func (r *redisTier) plainLease(ctx context.Context, w *wantedLease) *rediscall.Command {
+	f := frame{kind: kindLease, schema: r.schema, lease: w.token, leaseExpiry: farFuture, key: w.key}
 	return rediscall.NewCommand(ctx, "set", w.key, f.text(), "nx", "px", r.leaseMillis)
 }
 
@@ -124,7 +121,7 @@ func (r *redisTier) leaseCommand(ctx context.Context, mode leaseMode, w *wantedL
 	text := f.text()
 	flags := "\x00"
 	if r.wakes {
-		flags = string(rune(flagAwaited))
+		flags = string([]byte{flagAwaited})
 	}
 	return leaseScript.Command(ctx, w.key, leaseOf(text), w.earlier.text(), r.leaseMillis, r.schemaText, string(mode),
 		w.reject, text[:offLease], text[offKeyLen:], flags)
@@ -213,8 +210,11 @@ func (n *renewal) stop() {
 
 // due renews once, and sees to the next time.
 func (n *renewal) due() {
-	n.tier.client.work.Go(func() {
+	n.tier.client.deletes.Go(func() { // which outlives the writes under way
 		next := time.Now().Add(n.tier.leaseTTL / 3)
+		if n.stopped() {
+			return
+		}
 		n.tier.renew(context.WithoutCancel(n.ctx), n.held)
 		n.mu.Lock()
 		defer n.mu.Unlock()
@@ -222,6 +222,12 @@ func (n *renewal) due() {
 			n.timer.Reset(time.Until(next))
 		}
 	})
+}
+
+func (n *renewal) stopped() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.timer == nil
 }
 
 // renew prolongs leases. What was lost meanwhile shows when the fill is refused.

@@ -177,9 +177,9 @@ func foreign[K comparable, V any](keys []K, values map[K]V) int {
 
 // absent tells whether an error of the loader says that there is no row. A panic never does, whatever its value wraps.
 func absent(err error) bool {
-	if err == nil {
+	if !errors.Is(err, ErrNotFound) {
 		return false
 	}
 	var panicked *PanicError
-	return errors.Is(err, ErrNotFound) && !errors.As(err, &panicked)
+	return !errors.As(err, &panicked)
 }

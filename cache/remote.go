@@ -73,12 +73,12 @@ const (
 type reading struct {
 	state  state
 	read   moment // when it was read, of stateFound
-	frame  frame  // of stateFound, and of stateLeased where it was read
+	frame  frame  // of stateFound, and of stateLeased where it was read; of others it means nothing
 	raw    string // of stateFound: the frame's bytes
-	at     int64  // of stateGranted: when, on the server's clock
+	at     int64  // of stateGranted: when, on the server's clock, and surely not later; it becomes the frame's loadedAt
 	lease  token  // of stateGranted
 	reject string // of stateMiss: the digest of bytes that stand there and cannot be used
-	empty  bool   // of stateMiss: nothing stands there
+	empty  bool   // of stateMiss: nothing stands there, or, in a reply to MGET, no string
 }
 
 // maxTrip is the most commands that go in one round trip. Each trip has a budget of its own, so that a large batch is not taken
@@ -120,9 +120,10 @@ func (r *redisTier) readOne(ctx context.Context, physical string, out *reading) 
 	r.readReply(out, raw, err, physical)
 }
 
-// read asks for some keys, as many at once as go in a round trip, and gives each answer to got as soon as it is there. It returns how
-// many were answered: after a trip that failed the rest is not asked for.
-func (r *redisTier) read(ctx context.Context, physical []string, got func(i int, read collect.Read)) (answered int) {
+// read asks for some keys, as many at once as go in a round trip, and gives what was found to got after each; found is lent. It returns
+// how many were answered: after a trip that failed the rest is not asked for.
+func (r *redisTier) read(ctx context.Context, physical []string, got func(i int, found *reading)) (answered int) {
+	var found reading
 	trips(len(physical), func(from, to int) error {
 		reads, err := r.readTrip(ctx, physical[from:to])
 		if err != nil {
@@ -130,7 +131,8 @@ func (r *redisTier) read(ctx context.Context, physical []string, got func(i int,
 			return err
 		}
 		for i, read := range reads {
-			got(from+i, read)
+			r.readReply(&found, read.Value, read.Err, physical[from+i])
+			got(from+i, &found)
 		}
 		answered = to
 		return nil
@@ -380,7 +382,7 @@ func (r *redisTier) removeTrip(ctx context.Context, physical []string, errs []er
 	return nil
 }
 
-// millis rounds up to what Redis counts in.
+// millis is a duration in milliseconds, rounded up, as Redis takes it.
 func millis(d time.Duration) string {
 	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
 }

@@ -14,9 +14,6 @@ type encoded[V any] struct {
 	flags   byte
 }
 
-// text returns the payload as a view: nobody changes it any more.
-func (e *encoded[V]) text() string { return unsafe.String(unsafe.SliceData(e.payload), len(e.payload)) }
-
 // encode runs the codec in both directions. A panic of the codec is a *PanicError; any other failure wraps ErrCodec.
 func (c *Cache[K, V]) encode(v V) (encoded[V], error) {
 	var out encoded[V]

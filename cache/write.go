@@ -180,7 +180,7 @@ func (c *Cache[K, V]) fillWritten(ctx context.Context, writes []*written[K, V]) 
 		granted = append(granted, w)
 		fills = append(fills, &filling{ttl: c.policy.jittered(c.policy.TTL), frame: frame{
 			kind: kindValue, flags: w.value.flags, loadedAt: w.lease.at, fill: w.lease.lease, lease: w.lease.lease,
-			key: w.physical, payload: w.value.text(),
+			key: w.physical, payload: string(w.value.payload),
 		}})
 	}
 	if len(granted) == 0 {

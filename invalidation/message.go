@@ -52,6 +52,7 @@ type message struct {
 	keys          []string
 }
 
+// text writes the message.
 func (m *message) text() string {
 	var few [256]byte
 	return string(m.append(few[:0]))

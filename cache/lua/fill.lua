@@ -8,6 +8,8 @@ local t = now()
 if not holds(ARGV[1]) then return {0, t, ARGV[8] == 'tell' and publish(ARGV[6], ARGV[7]) or ''} end
 local tell = ARGV[8] == 'tell' or awaited()
 local ttl = tonumber(ARGV[3])
+local head = ARGV[2]
+if read64(head, 9) > t then head = string.sub(head, 1, 8) .. write64(t) end -- the caller's estimate of this clock was ahead
 local until_ = write64(t + ttl * 1000)
-redis.call('SET', KEYS[1], ARGV[2] .. until_ .. until_ .. ARGV[4] .. string.rep('\0', 24) .. ARGV[5], 'PX', ttl)
+redis.call('SET', KEYS[1], head .. until_ .. until_ .. ARGV[4] .. string.rep('\0', 24) .. ARGV[5], 'PX', ttl)
 return {1, t, tell and publish(ARGV[6], ARGV[7]) or ''}

@@ -1,4 +1,4 @@
--- Takes the lease of a key: the right to fill it.
+-- Takes the lease of a key: the right to fill it. Where nothing stands, lease.go does the same by SET NX: keep the two alike.
 -- KEYS[1]  the key
 -- ARGV     1 token  2 token of an earlier attempt whose outcome is unknown, or zeros  3 lease TTL, ms  4 schema
 --          5 'read' (who misses) or 'write' (who is about to write the source: voids every other lease)

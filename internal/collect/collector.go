@@ -11,15 +11,14 @@ import (
 
 // Collector sends commands through one client with one budget.
 type Collector struct {
-	budget time.Duration
-	every  *queue // what has no node of its own
-	nodes  nodes  // of a cluster
+	every *queue // what has no node of its own
+	nodes nodes  // of a cluster
 }
 
 // New makes a collector. The client stays the caller's.
 func New(rdb redis.UniversalClient, budget time.Duration) *Collector {
 	_, one := rdb.(*redis.Client)
-	c := &Collector{budget: budget, every: newQueue(rdb, budget, one)}
+	c := &Collector{every: newQueue(rdb, budget, one)}
 	c.nodes.cluster, _ = rdb.(*redis.ClusterClient)
 	return c
 }

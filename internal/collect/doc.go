@@ -5,8 +5,8 @@
 //
 // Nothing is delayed to wait for company: a call that finds less than minTrips trips under way goes at once. Otherwise it waits for
 // one of them to end, and then goes together with all that wait. So the busier a node is, the more calls share a round trip. While
-// trips hang, up to maxTrips may be under way, so that dead connections stop nobody else: who has waited for an eighth of the budget
-// starts one.
+// trips hang, up to maxTrips may be under way, so that dead connections stop nobody else: one more begins each eighth of the budget for
+// which the first that waits has found none.
 //
 // Each node of a cluster has a queue of its own: a node that is silent holds up its own keys only.
 //

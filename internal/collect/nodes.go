@@ -32,9 +32,11 @@ type part struct {
 	err   error // of the whole part
 }
 
-// parts takes apart a call of n keys.
-func (n *nodes) parts(ctx context.Context, count int, key func(i int) string, every *queue) (parts []*part) {
-	for i := range count {
+// each does something with all parts of a call of some keys at once, and returns an error if all failed. Each is bounded by ctx and the
+// budget.
+func (n *nodes) each(ctx context.Context, keys int, key func(i int) string, every *queue, do func(*part) error) error {
+	var parts []*part
+	for i := range keys {
 		q := n.queue(ctx, key(i), every)
 		at := slices.IndexFunc(parts, func(p *part) bool { return p.queue == q })
 		if at < 0 {
@@ -43,11 +45,6 @@ func (n *nodes) parts(ctx context.Context, count int, key func(i int) string, ev
 		}
 		parts[at].at = append(parts[at].at, i)
 	}
-	return parts
-}
-
-// each does something with all parts at once, and returns an error if all failed. Each is bounded by ctx and the budget.
-func each(parts []*part, do func(*part) error) error {
 	var all sync.WaitGroup
 	for _, p := range parts[1:] {
 		all.Go(func() { p.err = do(p) })
@@ -70,11 +67,10 @@ func (n *nodes) do(ctx context.Context, cmds []*rediscall.Command, every *queue)
 		n.known.CompareAndSwap(false, err == nil)
 		return err
 	}
-	parts := n.parts(ctx, len(cmds), func(i int) string { return cmds[i].Key() }, every)
-	if len(parts) == 1 {
-		return n.send(ctx, parts[0].queue, cmds, every)
-	}
-	return each(parts, func(p *part) error {
+	return n.each(ctx, len(cmds), func(i int) string { return cmds[i].Key() }, every, func(p *part) error {
+		if len(p.at) == len(cmds) {
+			return n.send(ctx, p.queue, cmds, every)
+		}
 		own := make([]*rediscall.Command, len(p.at)) // copies, since those of a part that was given up belong to its trip
 		for i, at := range p.at {
 			own[i] = cmds[at].Copy(ctx)
@@ -97,34 +93,35 @@ func (n *nodes) getMany(ctx context.Context, keys []string, reads []Read, every 
 	if !n.known.Load() {
 		return n.follow(ctx, keys, reads, every)
 	}
-	return each(n.parts(ctx, len(keys), func(i int) string { return keys[i] }, every), func(p *part) error {
+	return n.each(ctx, len(keys), func(i int) string { return keys[i] }, every, func(p *part) error {
 		own, answers := make([]string, len(p.at)), make([]Read, len(p.at))
 		for i, at := range p.at {
 			own[i] = keys[at]
 		}
 		began := time.Now()
 		err := p.queue.getMany(ctx, own, answers)
-		n.elsewhere(ctx, err)
-		var moved []string
-		var movedAt []int
+		n.doubt(ctx, err)
+		var gone []string
+		var goneAt []int
 		for i, at := range p.at {
 			if err != nil {
 				reads[at].Err = err
 				continue
 			}
 			reads[at] = answers[i]
-			if n.elsewhere(ctx, answers[i].Err) {
-				moved, movedAt = append(moved, own[i]), append(movedAt, at)
+			n.doubt(ctx, answers[i].Err)
+			if moved(answers[i].Err) {
+				gone, goneAt = append(gone, own[i]), append(goneAt, at)
 			}
 		}
-		if len(moved) == 0 || time.Since(began) > every.budget/2 {
+		if len(gone) == 0 || time.Since(began) > every.budget/2 {
 			return err
 		}
-		again := make([]Read, len(moved))
-		if err := n.follow(ctx, moved, again, every); err != nil {
+		again := make([]Read, len(gone))
+		if err := n.follow(ctx, gone, again, every); err != nil {
 			return nil // the others have their answers
 		}
-		for i, at := range movedAt {
+		for i, at := range goneAt {
 			reads[at] = again[i]
 		}
 		return nil
@@ -153,7 +150,8 @@ func (n *nodes) get(ctx context.Context, key string, every *queue) (string, erro
 	if n.known.Load() {
 		began := time.Now()
 		value, err := n.queue(ctx, key, every).get(ctx, key)
-		if !n.elsewhere(ctx, err) || time.Since(began) > every.budget/2 {
+		n.doubt(ctx, err)
+		if !moved(err) || time.Since(began) > every.budget/2 {
 			return value, err
 		}
 	}
@@ -195,14 +193,15 @@ func (n *nodes) queue(ctx context.Context, key string, every *queue) *queue {
 // send makes the call to one node. What the node says is elsewhere goes once more, by the client, which knows how to follow.
 func (n *nodes) send(ctx context.Context, q *queue, cmds []*rediscall.Command, every *queue) error {
 	began := time.Now()
-	err := q.do(ctx, cmds)
-	if n.elsewhere(ctx, err) || err != nil {
+	if err := q.do(ctx, cmds); err != nil {
+		n.doubt(ctx, err)
 		return err
 	}
-	var moved, again []*rediscall.Command
+	var gone, again []*rediscall.Command
 	for _, cmd := range cmds {
-		if n.elsewhere(ctx, cmd.Err()) {
-			moved, again = append(moved, cmd), append(again, cmd.Copy(ctx))
+		n.doubt(ctx, cmd.Err())
+		if moved(cmd.Err()) {
+			gone, again = append(gone, cmd), append(again, cmd.Copy(ctx))
 		}
 	}
 	if len(again) == 0 || time.Since(began) > every.budget/2 {
@@ -211,24 +210,21 @@ func (n *nodes) send(ctx context.Context, q *queue, cmds []*rediscall.Command, e
 	if err := every.runner.Do(ctx, again...); err != nil {
 		return err
 	}
-	for i, cmd := range moved {
+	for i, cmd := range gone {
 		cmd.SetVal(again[i].Val())
 		cmd.SetErr(again[i].Err())
 	}
 	return nil
 }
 
-// elsewhere tells whether a node has answered that a key is on another. If an error says that the client may know the nodes badly,
-// it looks for them anew.
-func (n *nodes) elsewhere(ctx context.Context, err error) bool {
-	if err == nil || err == redis.Nil {
-		return false
-	}
-	if redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK") {
-		return true
-	}
+// moved tells whether a node has answered that a key is on another.
+func moved(err error) bool {
+	return err != nil && err != redis.Nil && (redis.HasErrorPrefix(err, "MOVED") || redis.HasErrorPrefix(err, "ASK"))
+}
+
+// doubt lets the client look for its nodes anew, if an error says that it may know them badly.
+func (n *nodes) doubt(ctx context.Context, err error) {
 	if rediscall.Unknown(err) || rediscall.Classify(err) == rediscall.ReadOnly {
 		n.cluster.ReloadState(ctx)
 	}
-	return false
 }

@@ -23,12 +23,9 @@ const (
 
 	// leash is the longest that a read on the straight way can make a caller wait who wants to leave.
 	leash = 10 * time.Millisecond
-	// detour is how long the straight way is not taken after it took the whole leash.
+	// detour is how long the straight way is not taken after it took the whole leash: a Redis that hangs holds up one caller in that
+	// time.
 	detour = 100 * time.Millisecond
-
-	// ticks is the number of parts of the budget that are counted. A call ends in the first tick behind its budget.
-	ticks    = 16
-	patience = ticks / 8 // after which who waits for a trip starts one
 )
 
 // errFull says that too many calls wait already.
@@ -36,6 +33,7 @@ var errFull = errors.New("too many calls to Redis wait: not sent")
 
 // queue is the calls to one node, and the workers that make its trips.
 type queue struct {
+	began    time.Time // times are since then
 	runner   *rediscall.Runner
 	straight *rediscall.Runner // with the leash as its budget; nil where there is no straight way
 	budget   time.Duration
@@ -46,27 +44,25 @@ type queue struct {
 	busy     atomic.Bool // the last trip took several calls: the straight way is not taken
 
 	mu      sync.Mutex
-	waiting []*call     // guarded by mu
-	workers []*worker   // guarded by mu
-	idle    int         // guarded by mu; workers that wait to be woken
-	closed  bool        // guarded by mu
-	going   bool        // guarded by mu; somebody is on the straight way
-	clear   time.Time   // guarded by mu; until then the straight way is not taken
-	ticker  *time.Timer // guarded by mu; runs tick
-	ticking bool        // guarded by mu; while there are calls
-	now     int         // guarded by mu; counts ticks
+	waiting []*call       // guarded by mu
+	workers []*worker     // guarded by mu
+	idle    int           // guarded by mu; workers that wait to be woken
+	closed  bool          // guarded by mu
+	going   bool          // guarded by mu; somebody is on the straight way
+	clear   time.Duration // guarded by mu; until then the straight way is not taken
+	alarm   *time.Timer   // guarded by mu; runs expire
+	armed   bool          // guarded by mu
 }
 
 // worker makes trips in a goroutine of its own.
 type worker struct {
 	began time.Time // guarded by the queue's mu; when its present trip began, zero if it makes none
-	calls []*call   // guarded by the queue's mu; those of its present trip, nil where the budget of one has ended
-	trip  []*call   // its own copy of calls
+	calls []*call   // guarded by the queue's mu for writing; those of its present trip
 }
 
 // newQueue makes the queue of a node. If all keys are the node's, reads can travel as one MGET.
 func newQueue(rdb redis.UniversalClient, budget time.Duration, all bool) *queue {
-	q := &queue{runner: rediscall.NewRunner(rdb, budget), budget: budget, wake: make(chan struct{}, maxTrips)}
+	q := &queue{began: time.Now(), runner: rediscall.NewRunner(rdb, budget), budget: budget, wake: make(chan struct{}, maxTrips)}
 	if _, node := rdb.(*redis.Client); node {
 		q.straight = rediscall.NewRunner(rdb, min(leash, budget))
 	}
@@ -78,7 +74,7 @@ func newQueue(rdb redis.UniversalClient, budget time.Duration, all bool) *queue 
 func (q *queue) do(ctx context.Context, cmds []*rediscall.Command) error {
 	c := q.newCall()
 	c.ctx, c.cmds = ctx, cmds
-	if err := q.wait(ctx, c, ticks); err != nil {
+	if err := q.wait(ctx, c, q.now()+q.budget); err != nil {
 		return err
 	}
 	q.free(c)
@@ -111,54 +107,59 @@ func (q *queue) getMany(ctx context.Context, keys []string, reads []Read) error 
 
 // read makes a call that reads, on the straight way if that is clear.
 func (q *queue) read(ctx context.Context, c *call) error {
-	budget := ticks
-	if began, ok := q.depart(ctx); ok {
-		err := q.trip(q.straight, []*call{c})
-		took := q.arrive(began)
-		if rediscall.Classify(err) != rediscall.Timeout {
+	began := q.now()
+	until := began + q.budget
+	if q.depart(ctx, c, began) {
+		if err := q.goStraight(c, began); rediscall.Classify(err) != rediscall.Timeout || q.now() >= until {
 			return err
 		}
-		budget -= int(took*ticks/q.budget) + 1
 	}
-	return q.wait(ctx, c, budget)
+	return q.wait(ctx, c, until)
 }
 
+// now is the time on the queue's clock.
+func (q *queue) now() time.Duration { return time.Since(q.began) }
+
 // depart tells whether a read may take the straight way: in the caller's own goroutine, which nobody can call back from there. So
-// it is taken only while nothing else is under way, nobody came along on the last trip, and Redis answers at once.
-func (q *queue) depart(ctx context.Context) (began time.Time, ok bool) {
-	if q.busy.Load() || q.straight == nil {
-		return began, false
+// it is taken by a single command only, while nothing else is under way, nobody came along on the last trip, and Redis answers at
+// once. What departs must arrive.
+func (q *queue) depart(ctx context.Context, c *call, now time.Duration) bool {
+	if q.busy.Load() || q.straight == nil || len(c.keys) > 1 && !q.mget.Load() {
+		return false
 	}
-	began = time.Now()
-	if deadline, ok := ctx.Deadline(); ok && deadline.Sub(began) < leash {
-		return began, false
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < leash {
+		return false
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.going || len(q.waiting) > 0 || q.idle < len(q.workers) || began.Before(q.clear) || !q.group.Enter() {
-		return began, false
+	if q.going || len(q.waiting) > 0 || q.idle < len(q.workers) || now < q.clear || !q.group.Enter() {
+		return false
 	}
 	q.going = true
-	return began, true
+	return true
+}
+
+// goStraight makes the trip of a call that has departed.
+func (q *queue) goStraight(c *call, began time.Duration) error {
+	defer q.arrive(began)
+	return q.trip(q.straight, []*call{c})
 }
 
 // arrive ends what depart began.
-func (q *queue) arrive(began time.Time) (took time.Duration) {
+func (q *queue) arrive(began time.Duration) {
 	defer q.group.Leave()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.going = false
-	now := time.Now()
-	if took = now.Sub(began); took >= leash {
-		q.clear = now.Add(detour)
+	if now := q.now(); now-began >= min(leash, q.budget) {
+		q.clear = now + detour
 	}
-	return took
 }
 
-// wait puts a call into the queue and waits for the end of its trip, for a budget in ticks. After an error the call may still be
+// wait puts a call into the queue and waits for the end of its trip, until its budget ends. After an error the call may still be
 // somebody else's.
-func (q *queue) wait(ctx context.Context, c *call, budget int) error {
-	if err := q.enter(c, budget); err != nil {
+func (q *queue) wait(ctx context.Context, c *call, until time.Duration) error {
+	if err := q.enter(c, until); err != nil {
 		return err
 	}
 	if ctx.Done() == nil {
@@ -175,7 +176,7 @@ func (q *queue) wait(ctx context.Context, c *call, budget int) error {
 }
 
 // enter puts a call into the queue, and sees to it that a worker looks there.
-func (q *queue) enter(c *call, budget int) error {
+func (q *queue) enter(c *call, until time.Duration) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
@@ -184,7 +185,8 @@ func (q *queue) enter(c *call, budget int) error {
 	case len(q.waiting) >= maxWaiting:
 		return errFull
 	}
-	c.last = q.now + budget
+	c.until = until
+	c.over.Store(false)
 	q.waiting = append(q.waiting, c)
 	switch {
 	case q.idle > 0:
@@ -193,8 +195,8 @@ func (q *queue) enter(c *call, budget int) error {
 	case len(q.workers) < minTrips:
 		q.employ()
 	}
-	if !q.ticking {
-		q.tickOn()
+	if !q.armed {
+		q.arm(q.patience())
 	}
 	return nil
 }
@@ -210,18 +212,10 @@ func (q *queue) employ() {
 // work makes one trip after another. The workers beyond minTrips end when nobody waits.
 func (q *queue) work(w *worker) {
 	for q.take(w) {
-		err := q.trip(q.runner, w.trip)
-		q.mu.Lock()
-		answered := w.calls
-		w.calls = w.trip[:0]
-		q.mu.Unlock()
-		for _, c := range answered {
-			if c != nil {
-				c.end(err)
-			}
+		err := q.trip(q.runner, w.calls)
+		for _, c := range w.calls {
+			c.end(err)
 		}
-		clear(answered)
-		w.trip = answered[:0]
 		runtime.Gosched() // who was just answered may ask again: the next trip takes them along
 	}
 }
@@ -231,7 +225,8 @@ func (q *queue) take(w *worker) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for {
-		w.began = time.Time{}
+		clear(w.calls)
+		w.began, w.calls = time.Time{}, w.calls[:0]
 		n, commands := 0, 0
 		for ; n < len(q.waiting) && (commands == 0 || commands+q.waiting[n].size() <= maxTrip); n++ {
 			if c := q.waiting[n]; c.taken.CompareAndSwap(false, true) {
@@ -241,7 +236,6 @@ func (q *queue) take(w *worker) bool {
 		}
 		q.waiting = slices.Delete(q.waiting, 0, n)
 		if len(w.calls) > 0 {
-			w.trip = append(w.trip, w.calls...)
 			w.began = time.Now()
 			q.busy.Store(len(w.calls) > 1)
 			return true
@@ -257,48 +251,52 @@ func (q *queue) take(w *worker) bool {
 	}
 }
 
-// tickOn lets the next tick come. q.mu is held.
-func (q *queue) tickOn() {
-	q.ticking = true
-	if q.ticker == nil {
-		q.ticker = time.AfterFunc(q.budget/ticks, q.tick)
+// patience is how long a call waits for a trip before it starts one.
+func (q *queue) patience() time.Duration { return q.budget / 8 }
+
+// arm lets expire run in a while. q.mu is held.
+func (q *queue) arm(in time.Duration) {
+	q.armed = true
+	if q.alarm == nil {
+		q.alarm = time.AfterFunc(in, q.expire)
 	} else {
-		q.ticker.Reset(q.budget / ticks)
+		q.alarm.Reset(in)
 	}
 }
 
-// tick ends the calls whose budget has ended. The calls of a queue share it: a timer for each would cost more than all else that a
-// call waits with. If somebody has waited for long, the trips under way may all hang: then it adds a worker.
-func (q *queue) tick() {
-	if !q.group.Enter() {
-		return
-	}
-	defer q.group.Leave()
+// expire ends the calls whose budget has ended, and runs again while there are others. The calls of a queue share this timer: one for
+// each would cost more than all else that a call waits with. If somebody has waited for long, the trips under way may all hang: then
+// it adds a worker.
+func (q *queue) expire() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.now++
-	pending := false
+	now, pending := q.now(), false
+	next := now + q.patience()
 	ended := func(c *call) bool {
-		if q.now <= c.last {
-			pending = true
-			return false
+		if c.until <= now {
+			c.end(rediscall.ErrBudget)
+			return true
 		}
-		c.end(rediscall.ErrBudget)
-		return true
+		pending, next = true, min(next, c.until)
+		return false
 	}
 	q.waiting = slices.DeleteFunc(q.waiting, func(c *call) bool { return c.taken.Load() || ended(c) })
 	for _, w := range q.workers {
-		for i, c := range w.calls {
-			if c != nil && ended(c) {
-				w.calls[i] = nil
+		for _, c := range w.calls {
+			if !c.over.Load() {
+				ended(c)
 			}
 		}
 	}
-	if len(q.waiting) > 0 && q.waiting[0].last-q.now <= ticks-patience && q.idle == 0 && len(q.workers) < maxTrips && !q.closed {
-		q.employ()
+	if len(q.waiting) > 0 {
+		if impatient := q.waiting[0].until - q.budget + q.patience(); impatient > now {
+			next = min(next, impatient)
+		} else if q.idle == 0 && len(q.workers) < maxTrips && !q.closed {
+			q.employ()
+		}
 	}
-	if q.ticking = pending; pending {
-		q.tickOn()
+	if q.armed = pending; pending {
+		q.arm(next - now)
 	}
 }
 
@@ -332,5 +330,11 @@ func (q *queue) close(d time.Duration) (left int) {
 		q.wake <- struct{}{}
 	}
 	q.mu.Unlock()
-	return q.group.Close(d)
+	left = q.group.Close(d)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if left == 0 && q.alarm != nil {
+		q.alarm.Stop() // else it goes on until the budgets of those left have ended
+	}
+	return left
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync/atomic"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -21,12 +22,13 @@ type call struct {
 	ctx   context.Context
 	cmds  []*rediscall.Command
 	keys  []string
-	reads []Read // one for each key
-	last  int    // the tick in which its budget still lasts
-	err   error  // of the whole trip
+	reads []Read        // one for each key
+	until time.Duration // guarded by the queue's mu; the end of its budget
+	err   error         // of the whole trip
 
-	done  chan struct{} // holds one; all else is written before
+	done  chan struct{} // holds one; err is written before, and reads too, unless err is set: then its trip may still write them
 	taken atomic.Bool   // on a trip, or given up
+	over  atomic.Bool   // has ended, by its trip or its budget, whichever came first
 
 	// Of a call for one key.
 	key  [1]string
@@ -36,10 +38,12 @@ type call struct {
 
 func (c *call) size() int { return len(c.cmds) + len(c.keys) }
 
-// end lets who waits for a call go on.
+// end lets who waits for a call go on. Only the first time counts.
 func (c *call) end(err error) {
-	c.err = err
-	c.done <- struct{}{}
+	if c.over.CompareAndSwap(false, true) {
+		c.err = err
+		c.done <- struct{}{}
+	}
 }
 
 // newCall returns a call. Calls are used again, but for those that were given up. Each queue has its own, since a channel must not
@@ -55,6 +59,9 @@ func (q *queue) newCall() *call {
 func (q *queue) free(c *call) {
 	c.ctx, c.cmds, c.keys, c.reads, c.err = nil, nil, nil, nil, nil
 	c.key, c.read = [1]string{}, [1]Read{}
+	if c.get != nil {
+		c.get.SetVal(nil)
+	}
 	c.taken.Store(false)
 	q.calls.Put(c)
 }
@@ -95,8 +102,8 @@ func (q *queue) gets(calls []*call, n int) (cmds []*rediscall.Command) {
 		return append(cmds, rediscall.NewCommand(ctx, args...))
 	}
 	for _, c := range calls {
-		if len(c.keys) == 1 && &c.keys[0] == &c.key[0] {
-			cmds = append(cmds, c.readOne())
+		if len(c.keys) == 1 && &c.keys[0] == &c.key[0] { // a call of get, which holds its key itself
+			cmds = append(cmds, q.readOne(c))
 			continue
 		}
 		for i := range c.keys {
@@ -106,14 +113,14 @@ func (q *queue) gets(calls []*call, n int) (cmds []*rediscall.Command) {
 	return cmds
 }
 
-// readOne returns the command of a call for one key, which goes with the call from use to use.
-func (c *call) readOne() *rediscall.Command {
-	if c.get == nil {
+// readOne returns the command of a call for one key, which goes with the call from use to use. Where hooks of the client see it, who
+// keeps it must find it unchanged: then each use has its own.
+func (q *queue) readOne(c *call) *rediscall.Command {
+	if c.get == nil || q.straight == nil {
 		c.get = rediscall.NewCommand(context.Background(), "get", &c.key[0])
-	} else {
-		c.get.SetVal(nil)
-		c.get.SetErr(nil)
 	}
+	c.get.SetVal(nil)
+	c.get.SetErr(nil)
 	return c.get
 }
 

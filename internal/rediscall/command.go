@@ -31,8 +31,13 @@ func (c *Command) Key() string {
 	if len(c.Args()) < 2 {
 		return ""
 	}
-	key, _ := c.Args()[1].(string)
-	return key
+	switch key := c.Args()[1].(type) {
+	case string:
+		return key
+	case *string:
+		return *key
+	}
+	return ""
 }
 
 // Copy makes the same command anew, without what came of it.
@@ -62,7 +67,7 @@ func (s *Script) Command(ctx context.Context, key string, args ...string) *Comma
 	return c
 }
 
-// fewTexts is how many texts a call has without further allocations.
+// fewTexts is how many texts a call has without further allocations: those of the largest script, a key and nine arguments.
 const fewTexts = 10
 
 // call makes a command. Its parts are allocated in one piece, and the arguments given by reference.
@@ -82,6 +87,16 @@ func (s *Script) call(ctx context.Context, name any, what *string, key string, a
 	return &c.Command
 }
 
+// spellOut replaces arguments that were given by reference by their texts, for hooks that show them.
+func (c *Command) spellOut() {
+	args := c.Args()
+	for i, arg := range args {
+		if text, ok := arg.(*string); ok {
+			args[i] = *text
+		}
+	}
+}
+
 // eval makes the same call with the whole source, which also teaches it to the server.
 func (c *Command) eval(ctx context.Context) *Command {
 	return c.script.call(ctx, "eval", &c.script.source, c.texts[0], c.texts[1:])
@@ -89,5 +104,6 @@ func (c *Command) eval(ctx context.Context) *Command {
 
 // unknownScript tells whether the server refused the call because it does not know the script. Nothing ran then.
 func (c *Command) unknownScript() bool {
-	return c.script != nil && c.Err() != nil && redis.HasErrorPrefix(c.Err(), "NOSCRIPT")
+	return c.script != nil && c.Err() != nil && // without the allocation in HasErrorPrefix
+		redis.HasErrorPrefix(c.Err(), "NOSCRIPT")
 }

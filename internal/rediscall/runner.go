@@ -18,6 +18,7 @@ const maxAbandoned = 256
 // Runner sends commands through one client with one budget.
 type Runner struct {
 	rdb    redis.UniversalClient
+	hooked bool // hooks of the client may look at the commands
 	budget time.Duration
 
 	calls     group.Group
@@ -29,10 +30,11 @@ type Runner struct {
 // at the budget; elsewhere an abandoned call ends by the client's ReadTimeout. The client stays the caller's. A clone does not
 // inherit the client's hooks, and there is no way to give it them.
 func NewRunner(rdb redis.UniversalClient, budget time.Duration) *Runner {
-	if single, ok := rdb.(*redis.Client); ok {
+	single, ok := rdb.(*redis.Client)
+	if ok {
 		rdb = single.WithTimeout(budget)
 	}
-	return &Runner{rdb: rdb, budget: budget}
+	return &Runner{rdb: rdb, hooked: !ok, budget: budget}
 }
 
 // Do sends the commands in one round trip (two, if the server does not know a script) and waits for their replies, at most
@@ -153,6 +155,11 @@ func (r *Runner) send(ctx context.Context, cmds []*Command) error {
 // trip makes one round trip. It returns an error only where no command has a reply of its own.
 func (r *Runner) trip(ctx context.Context, cmds []*Command) error {
 	r.trips.Add(1)
+	if r.hooked {
+		for _, c := range cmds {
+			c.spellOut()
+		}
+	}
 	if len(cmds) == 1 {
 		err := r.rdb.Process(ctx, cmds[0])
 		return onlyTransport(err)
