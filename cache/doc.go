@@ -64,6 +64,11 @@
 //	ACL SETUSER app on >secret resetchannels ~nearside:c:* ~nearside:b:* &nearside:b:* -@all
 //	  +get +mget +set +unlink +getrange +setrange +pexpire +pttl +eval +evalsha +publish +subscribe +time +info +cluster|info +client|info
 //
+// # Beside go-redis' client-side cache
+//
+// That one keeps replies, on a standalone Redis. Experimental in 9.23, it gave clients their own overwritten values, and old ones
+// behind a half-open connection for ever. It loads nothing, and no slow load is kept from putting old rows back.
+//
 // # Values are shared
 //
 // A value from the local tier is the same for every caller: treat it as read-only, or give Hooks.Clone. What Get returns is
