@@ -64,6 +64,7 @@ var mutants = []mutant{
 	{
 		name:  "one token per process",
 		edits: []edit{{"cache/frame.go", "	binary.LittleEndian.PutUint64(t[:8], rand.Uint64())\n	binary.LittleEndian.PutUint64(t[8:], rand.Uint64())\n", "	binary.LittleEndian.PutUint64(t[:8], processToken)\n"}, {"cache/frame.go", "func (t token) writers() bool", "var processToken = rand.Uint64()\n\nfunc (t token) writers() bool"}},
+		test:  "TestRule3_RedisIsFilledOnlyUnderALiveLease$",
 	},
 	{
 		name:  "no message",
