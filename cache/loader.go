@@ -11,7 +11,7 @@ import (
 )
 
 // Loader reads rows from the source. A key that is missing from the answer has no row (nor is its absence cached if the answer
-// holds keys that were not asked for: a time.Time with another location is another key). To fail for some keys only, it returns
+// holds keys, rows or errors of them, that were not asked for: a time.Time with another location is another key). To fail for some keys only, it returns
 // a *KeyErrors, not wrapped, beside the values of the others; any other error fails all keys and its values are ignored. An error that
 // wraps ErrNotFound says that none of the keys has a row; callers then get ErrNotFound itself. Translate the word of your
 // driver (sql.ErrNoRows): to the cache it is an error like any other, and not kept. A nil pointer is a value like any other too.
@@ -96,7 +96,7 @@ type loaded[K comparable, V any] struct {
 	values  map[K]V
 	failed  map[K]error // of single keys
 	err     error       // of all keys
-	foreign int         // rows that nobody asked for
+	foreign int         // rows, and errors of single keys, that nobody asked for
 }
 
 // of returns the answer for one key.
@@ -130,7 +130,7 @@ func (c *Cache[K, V]) callLoader(ctx context.Context, keys []K, loader Loader[K,
 			func() (err error) { out.values, err = loader(ctx, keys); return err },
 			func(err error) {
 				out.values, out.failed, out.err = splitKeyErrors(out.values, err)
-				out.foreign = foreign(keys, out.values)
+				out.foreign = foreign(keys, out.values) + foreign(keys, out.failed)
 				done <- out
 			},
 		)
@@ -164,8 +164,8 @@ func splitKeyErrors[K comparable, V any](values map[K]V, err error) (map[K]V, ma
 	return nil, nil, err
 }
 
-// foreign counts the rows that nobody asked for.
-func foreign[K comparable, V any](keys []K, values map[K]V) int {
+// foreign counts what nobody asked for.
+func foreign[K comparable, X any](keys []K, values map[K]X) int {
 	n := len(values)
 	for _, key := range keys {
 		if _, ok := values[key]; ok {

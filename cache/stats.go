@@ -17,7 +17,7 @@ type Stats struct {
 	LoaderCalls   uint64 // calls of the loader
 	Loads         uint64 // keys asked of the loader
 	LoadErrors    uint64 // keys it failed for
-	ForeignRows   uint64 // keys it answered without being asked
+	ForeignRows   uint64 // keys it answered, be it by an error, without being asked
 	LeaseWaits    uint64 // waits for the load of another process
 	LeaseTimeouts uint64 // of these, those that LeaseWait ended
 
