@@ -39,6 +39,53 @@ func (c *Cache[K, V]) nearMany(keys []K, values map[K]V, failed map[K]error) (wa
 	return wanted
 }
 
+// batch is the flights of one call.
+type batch[K comparable, V any] struct {
+	all     []*flight[K, V]
+	started []*flight[K, V] // those of all that are new
+	own     *load           // of those that are new
+	loads   []*load         // those that the call waits for
+}
+
+// board makes sure that each of some distinct keys has a flight, and returns all, in order. Those that are new are the caller's to
+// lead. end must be called when the answers were read.
+func (c *Cache[K, V]) board(wanted []*flight[K, V]) *batch[K, V] {
+	own := new(load).open()
+	b := &batch[K, V]{all: make([]*flight[K, V], 0, len(wanted)), own: own, loads: []*load{own}}
+	for _, mine := range wanted {
+		mine.load = own
+		f, others, waiting := c.flights.join(mine)
+		b.all = append(b.all, f)
+		switch {
+		case !others:
+			b.started = append(b.started, f)
+		case waiting:
+			b.loads = append(b.loads, f.load)
+			fallthrough
+		default:
+			c.reuse(mine)
+			c.stats.joined.Add(1)
+		}
+	}
+	return b
+}
+
+// leave says that the call waits for nothing any more. It may be called more than once.
+func (b *batch[K, V]) leave() {
+	for _, l := range b.loads {
+		l.leave()
+	}
+	b.loads = nil
+}
+
+// end gives back the flights that nobody else knows, too. After that they are not the caller's any more.
+func (c *Cache[K, V]) end(b *batch[K, V]) {
+	b.leave()
+	for _, f := range b.started {
+		c.reuse(f)
+	}
+}
+
 // keySet is a set of keys whose hashes are known, cheaper than a map.
 type keySet[K comparable] struct {
 	keys  []K

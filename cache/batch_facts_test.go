@@ -248,7 +248,7 @@ func TestManyKeysGoInBoundedTripsThatCanBeLeft(t *testing.T) {
 	}
 	second.open()
 	i.client.Idle(t)
-	if n := i.client.Stats().RoundTrips - before; n > many/part/2 { // some may begin until the caller has left
+	if n := i.client.Stats().RoundTrips - before; n > 4 { // one or two may have begun
 		t.Errorf("%d round trips, though nobody waits since the second", n)
 	}
 

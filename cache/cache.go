@@ -224,14 +224,18 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 			}
 			return values, c.batchError("get many", failed)
 		}
-		all, leave := c.fly(ctx, wanted, c.loader)
-		defer leave()
-		for _, f := range all {
+		b := c.board(wanted)
+		defer c.end(b)
+		c.lead(ctx, b.own, b.started, c.loader)
+		for _, f := range b.all {
 			switch a := c.wait(ctx, f); {
 			case a.err == nil:
 				values[f.key], _ = c.own(a.value, nil)
 			case a.err != ErrNotFound:
 				failed[f.key] = a.err
+				if ctx.Err() != nil {
+					b.leave() // at once: what goes on behind would begin one trip after another until the last key is told
+				}
 			}
 		}
 	}

@@ -208,44 +208,12 @@ func (t *flights[K, V]) len() (n int) {
 	return n
 }
 
-// fly makes sure that each of some distinct keys has a flight, starts those that are new, and returns all, in order, with what
-// must be called when the caller waits no longer. After that the flights are not the caller's any more.
-func (c *Cache[K, V]) fly(ctx context.Context, wanted []*flight[K, V], loader Loader[K, V]) (all []*flight[K, V], leave func()) {
-	own := new(load).open()
-	waits := []*load{own}
-	all = make([]*flight[K, V], 0, len(wanted))
-	var started []*flight[K, V]
-	for _, mine := range wanted {
-		mine.load = own
-		f, others, waiting := c.flights.join(mine)
-		all = append(all, f)
-		switch {
-		case !others:
-			started = append(started, f)
-		case waiting:
-			waits = append(waits, f.load)
-			fallthrough
-		default:
-			c.reuse(mine)
-			c.stats.joined.Add(1)
-		}
-	}
-	if len(started) > 0 {
-		c.lead(ctx, own, started, loader)
-	}
-	return all, func() {
-		for _, l := range waits {
-			l.leave()
-		}
-		for _, f := range started {
-			c.reuse(f)
-		}
-	}
-}
-
 // lead takes flights that their caller has begun to Redis, in the caller's own goroutine. What Redis does not answer, or the caller
 // does not wait for, goes on in another one.
 func (c *Cache[K, V]) lead(ctx context.Context, l *load, started []*flight[K, V], loader Loader[K, V]) {
+	if len(started) == 0 {
+		return
+	}
 	if !c.client.work.Enter() {
 		c.failAll(started, ErrClosed)
 		return
