@@ -119,12 +119,12 @@ func (c *Cache[K, V]) Policy() Policy { return c.policy }
 
 // Get returns the value of a key: from this process, from Redis, or from the loader. It returns ErrNotFound if the source has
 // no such row, ctx's error if ctx ends first, and otherwise only what the loader returned: a Redis that fails is not an error.
-// ErrBadKey, ErrClosed and a *PanicError are possible too. It returns when the load has ended, and the tiers are filled behind it; who asks meanwhile shares the answer. A value that
-// the codec cannot write is served and not kept.
+// ErrBadKey, ErrClosed and a *PanicError are possible too. It returns when the load has ended, and the tiers are filled behind it;
+// who asks meanwhile shares the answer. A value that the codec cannot write is served and not kept.
 func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 	if e := c.near(key); e != nil {
 		if c.hooks.Clone == nil {
-			return e.value, e.err()
+			return e.value, e.err() // not by own, which copies the value: a local hit takes a tenth longer then
 		}
 		return c.own(e.value, e.err())
 	}
@@ -210,9 +210,10 @@ func (c *Cache[K, V]) get(ctx context.Context, op string, key K, loader Loader[K
 	return a
 }
 
-// GetMany returns the values of some keys. Keys that the source has no row for are absent from the map. If some keys fail,
-// the error wraps a *KeyErrors[K] that names them (errors.As), and the map holds the others. What Redis is asked for goes in one round trip
-// for each 500 keys, and what Redis does not have in one call of the loader.
+// GetMany returns the values of some keys; one that is given twice counts once. Keys that the source has no row for are absent from
+// the map. If some keys fail, the error wraps a *KeyErrors[K] that names them (errors.As), and the map holds the others. What Redis is
+// asked for goes in one round trip for each 500 keys, and what Redis does not have in one call of the loader, however many keys that
+// are: a loader whose query has a limit divides them. As with Get, the tiers are filled behind the answer.
 func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	values := make(map[K]V, len(keys))
 	failed := map[K]error{}
@@ -271,9 +272,9 @@ func (c *Cache[K, V]) own(v V, err error) (V, error) {
 // process learns of it with the message, or three heartbeats after that was lost. Many keys go in several round trips.
 //
 // If some keys fail, the error wraps a *KeyErrors[K] that names them; the others are dropped. ErrUnconfirmed: Redis did not confirm
-// the delete; what is promised for this process holds all the same. ErrUnpublished: it did, and could not tell the others. ErrBadKey: the key cannot be encoded, so nothing stands
-// under it. If ctx ends early, the delete goes on behind, unconfirmed: after a commit, context.WithoutCancel is the better
-// context. After Close, nothing is deleted, and the error is ErrClosed too.
+// the delete; what is promised for this process holds all the same. ErrUnpublished: it did, and could not tell the others. ErrBadKey:
+// the key cannot be encoded, so nothing stands under it. If ctx ends early, the delete goes on behind, unconfirmed: after a commit,
+// context.WithoutCancel is the better context. After Close, nothing is deleted, and the error is ErrClosed too.
 func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 	failed := map[K]error{}
 	var drops []target[K]
@@ -321,8 +322,11 @@ func (c *Cache[K, V]) Update(ctx context.Context, key K, write func(context.Cont
 
 // Set puts a value into both tiers, to seed or warm them. The value was made before the call: if the source changes meanwhile,
 // an old value may stay until its TTL ends. After a write to the source use Invalidate or Update. An error says that the value
-// was not kept; what was there before is gone from this process, and from Redis too unless the error is ErrUnconfirmed. Only beside
-// ErrUnpublished it is kept, and the others were not told.
+// was not kept; what was there before is gone from this process, and from Redis too unless the error is ErrUnconfirmed: then this process
+// does without Redis for the key until a later write or delete of it is confirmed, so call again. Only beside ErrUnpublished the
+// value is kept, and the others were not told.
+//
+// A key that shares its stamp (see the package comment) with one that is written later is read from Redis once more.
 func (c *Cache[K, V]) Set(ctx context.Context, key K, value V) error {
 	_, err := c.write(ctx, key, func(context.Context) (V, error) { return value, nil })
 	if err != nil {

@@ -25,7 +25,8 @@
 //
 //	local generation -> delete in Redis, with the message to the others inside -> local generation
 //
-// Local entries and flights carry the stamp that stood for their key before Redis was read. Invalidate moves the stamp, before
+// Local entries and flights carry the stamp that stood for their key before Redis was read. There are 262 144 stamps, found by a hash
+// of the key: one that shares its stamp with another key is dropped with it, and read from Redis again. Invalidate moves the stamp, before
 // the delete and after it, so entries, fills on their way and flights of that key all become void at once. A flight that was
 // overtaken still answers those who waited for it, since they came before, but is kept nowhere; who comes later starts anew.
 //

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 )
 
 var (
@@ -23,8 +24,9 @@ var (
 
 	// ErrUnconfirmed says that Redis did not confirm a delete. The old value may still stand there, and other processes may
 	// serve it until its TTL ends; this process does not: each of its Gets of the key runs the loader. Nothing is retried: call
-	// Invalidate again until it returns nil (Stats.UnconfirmedKeys counts what is open), or accept the delay.
-	ErrUnconfirmed = errors.New("cache: delete not confirmed by Redis")
+	// Invalidate, or the Set that failed, again until it returns nil (Stats.UnconfirmedKeys counts what is open), or accept the
+	// delay. Beside ErrClosed no call can help any more.
+	ErrUnconfirmed = errors.New("cache: Redis did not confirm that the old entry is gone; call again until it does")
 
 	// ErrUnpublished says that Redis did what it was asked, and refused to tell the other processes, as a rule because its user
 	// may not publish on the channels of the bus: see Rights in the package comment. The others may serve what they have for
@@ -59,7 +61,7 @@ func (e *PanicError) Unwrap() error {
 }
 
 // KeyErrors holds the errors of the keys of a batch that failed. The other keys of the batch were answered. errors.Is and
-// errors.As look into each. A loader may return one beside its values.
+// errors.As look into each. A loader may return one beside its values, not wrapped: one that is wrapped speaks of all keys.
 type KeyErrors[K comparable] struct {
 	ByKey map[K]error
 }
@@ -73,16 +75,17 @@ func (e *KeyErrors[K]) Error() string {
 			return fmt.Sprintf("key %s: %v", keyText(key), err)
 		}
 	}
-	text := fmt.Sprintf("%d keys failed", len(e.ByKey))
-	shown := 0
+	const shown = 3
+	texts := make([]string, 0, len(e.ByKey))
 	for key, err := range e.ByKey {
-		if shown == 3 {
-			return text + "; ..."
-		}
-		text += fmt.Sprintf("; %s: %v", keyText(key), err)
-		shown++
+		texts = append(texts, fmt.Sprintf("%s: %v", keyText(key), err))
 	}
-	return text
+	slices.Sort(texts) // so that a failure reads the same each time
+	more := ""
+	if n := len(texts) - shown; n > 0 {
+		texts, more = texts[:shown], fmt.Sprintf("; and %d more", n)
+	}
+	return fmt.Sprintf("%d keys failed; %s%s", len(e.ByKey), strings.Join(texts, "; "), more)
 }
 
 // Unwrap returns the errors of all keys.

@@ -20,6 +20,19 @@ import (
 var errDatabase = errors.New("the database is away")
 
 // TestAWrappedKeyErrorsFailsAllKeys: a loader that passes on the error of another cache's GetMany knows nothing of any key.
+// TestKeyErrorsReadTheSameEachTime, and say how many they do not show.
+func TestKeyErrorsReadTheSameEachTime(t *testing.T) {
+	failed := &cache.KeyErrors[int]{ByKey: map[int]error{}}
+	for key := range 5 {
+		failed.ByKey[key] = errors.New("locked")
+	}
+	for range 20 {
+		if got, want := failed.Error(), "5 keys failed; 0: locked; 1: locked; 2: locked; and 2 more"; got != want {
+			t.Fatalf("%q, want %q", got, want)
+		}
+	}
+}
+
 func TestAWrappedKeyErrorsFailsAllKeys(t *testing.T) {
 	client := open(t, redistest.Shared(t).Client(t), cache.Config{Namespace: caseNamespace(t)})
 	users := mustNew(t, client, "user", func(_ context.Context, keys []string) (map[string]string, error) {

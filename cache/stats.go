@@ -6,12 +6,12 @@ import (
 	"github.com/go-nearside/nearside/internal/rediscall"
 )
 
-// Stats are the counters of one cache since it was made, and two gauges. All count keys, unless they say otherwise. Each key
-// asked for is a LocalHit, a RedisHit, Joined, or was loaded.
+// Stats are the counters of one cache since it was made, and two gauges. All count keys, unless they say otherwise. Each key that a
+// call asks for, once or more often, is a LocalHit, a RedisHit, Joined, or was loaded.
 type Stats struct {
 	LocalHits uint64 // answered by this process, "not found" included
 	RedisHits uint64 // answered by Redis, "not found" included
-	Misses    uint64 // nothing that could be used stood in Redis
+	Misses    uint64 // Redis was asked, and nothing that could be used stood there. Loads that did without Redis are not among them
 	Joined    uint64 // callers that shared the flight of another
 
 	LoaderCalls   uint64 // calls of the loader
@@ -35,8 +35,8 @@ type Stats struct {
 	DecodeErrors  uint64 // values that the codec could not read
 	EncodeErrors  uint64 // values that the codec could not write
 
-	Invalidated uint64 // deletes asked for, by Invalidate or by a write
-	Unconfirmed uint64 // of these, those that Redis did not confirm
+	Invalidated uint64 // deletes: the distinct keys of Invalidate, and of writes that Redis did not take
+	Unconfirmed uint64 // of these, those that Redis did not confirm in the end, also where the caller of Invalidate left before
 	Unpublished uint64 // messages that Redis refused to publish
 	Received    uint64 // keys that other processes invalidated or wrote, as the bus told
 
