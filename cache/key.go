@@ -85,39 +85,27 @@ func (k *keys[K]) mix(sum uint64) uint64 {
 func (k *keys[K]) physical(key K) (physical string, hash uint64, err error) {
 	buffer := keyBuffers.Get().(*[]byte)
 	defer keyBuffers.Put(buffer)
-	encoded, hash, err := k.appendKey((*buffer)[:0], key) // not behind the prefix, which is none of a hook's business
-	if err != nil {
-		return "", 0, err
-	}
-	return k.prefix + string(encoded), hash, nil
+	long, hash, err := k.appendPhysical((*buffer)[:0], key)
+	return string(long), hash, err
 }
 
-// appendPhysical appends what physical returns.
+// appendPhysical appends what physical returns. After an error it appends nothing.
 func (k *keys[K]) appendPhysical(dst []byte, key K) (longer []byte, hash uint64, err error) {
+	if key != key {
+		return dst, 0, fmt.Errorf("%w: it is not equal to itself: it holds a NaN", ErrBadKey)
+	}
 	buffer := keyBuffers.Get().(*[]byte)
 	defer keyBuffers.Put(buffer)
-	encoded, hash, err := k.appendKey((*buffer)[:0], key)
-	if err != nil {
-		return dst, 0, err
-	}
-	return append(append(dst, k.prefix...), encoded...), hash, nil
-}
-
-// appendKey appends the encoded key, and returns the key's hash.
-func (k *keys[K]) appendKey(dst []byte, key K) (encoded []byte, hash uint64, err error) {
-	if key != key {
-		return nil, 0, fmt.Errorf("%w: it is not equal to itself: it holds a NaN", ErrBadKey)
-	}
-	encoded, err = k.encode(dst, key)
+	encoded, err := k.encode((*buffer)[:0], key) // not behind the prefix, which is none of a hook's business
 	switch n := len(encoded); {
 	case err != nil:
-		return nil, 0, fmt.Errorf("%w: %w", ErrBadKey, err)
+		return dst, 0, fmt.Errorf("%w: %w", ErrBadKey, err)
 	case n == 0:
-		return nil, 0, fmt.Errorf("%w: it is empty: check for that before asking the cache", ErrBadKey)
+		return dst, 0, fmt.Errorf("%w: it is empty: check for that before asking the cache", ErrBadKey)
 	case n > MaxKeyBytes:
-		return nil, 0, fmt.Errorf("%w: it has %d bytes, at most %d are possible: use a hash of it", ErrBadKey, n, MaxKeyBytes)
+		return dst, 0, fmt.Errorf("%w: it has %d bytes, at most %d are possible: use a hash of it", ErrBadKey, n, MaxKeyBytes)
 	}
-	return encoded, k.mix(xxhash.Sum64(encoded)), nil
+	return append(append(dst, k.prefix...), encoded...), k.mix(xxhash.Sum64(encoded)), nil
 }
 
 var errNilKey = errors.New("it is nil")
