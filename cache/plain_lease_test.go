@@ -54,25 +54,6 @@ func TestALeaseDoesNotHangOnTheEstimateOfTheClock(t *testing.T) {
 	}
 }
 
-// TestAWriteKeepsItsLeaseBesideClose: the writer's lease is renewed while the write goes on.
-func TestAWriteKeepsItsLeaseBesideClose(t *testing.T) {
-	const leaseTTL = 300 * time.Millisecond
-	w := newWorld(t)
-	i := w.instance(t, func(s *setup) { s.policy.LeaseTTL = leaseTTL })
-	w.warmUp(t, i)
-	_, _ = i.Update(t.Context(), "k", func(context.Context) (string, error) {
-		closed := make(chan error, 1)
-		go func() { closed <- i.client.Close() }()
-		for began := time.Now(); time.Since(began) < 3*leaseTTL; time.Sleep(leaseTTL / 20) {
-			if w.raw(t, i, "k") == "" {
-				t.Errorf("the lease is gone after %v", time.Since(began))
-				break
-			}
-		}
-		return v1, nil
-	})
-}
-
 // TestNumbersInLua: what the scripts read and write are the numbers of the frame, up to 2^53.
 func TestNumbersInLua(t *testing.T) {
 	w := newWorld(t)

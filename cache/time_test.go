@@ -62,6 +62,26 @@ func TestLeaseIsRenewedWhileItsLoadRuns(t *testing.T) {
 	})
 }
 
+// TestAWriteKeepsItsLeaseBesideClose: the writer's lease is renewed while the write goes on.
+func TestAWriteKeepsItsLeaseBesideClose(t *testing.T) {
+	inFakeTime(t, func(t *testing.T, server *miniredis.Miniredis, dial func() *cache.Client) {
+		client := dial()
+		rows := mustNew(t, client, "user", loadText[int], cache.Policy{TTL: time.Hour, LeaseTTL: 300 * time.Millisecond})
+		_, _ = rows.Update(t.Context(), 1, func(context.Context) (string, error) {
+			go func() { _ = client.Close() }()
+			synctest.Wait()
+			for passed := time.Duration(0); passed < time.Second; passed += 50 * time.Millisecond {
+				if !server.Exists(rows.PhysicalKey(t, 1)) {
+					t.Errorf("the lease is gone after %v", passed)
+					break
+				}
+				time.Sleep(50 * time.Millisecond)
+			}
+			return "new", nil
+		})
+	})
+}
+
 // TestLeaseOfADeadHolderEnds: the holder is gone without a word; the next one loads when its lease is over, and fills.
 func TestLeaseOfADeadHolderEnds(t *testing.T) {
 	inFakeTime(t, func(t *testing.T, server *miniredis.Miniredis, dial func() *cache.Client) {

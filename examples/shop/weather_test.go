@@ -146,19 +146,19 @@ func TestLoad(t *testing.T) {
 	all.Wait()
 }
 
-func TestStopWaitsForRequests(t *testing.T) {
-	servers := realServers(t)
-	a := servers.start(t)
-	release := servers.lock(t)
+// stopBeside stops an instance while a request of it waits in the database, and wants both to end well.
+func (s *servers) stopBeside(t *testing.T, a *shop, method, path, body string) {
+	t.Helper()
+	release := s.lock(t)
 	answers := make(chan answer, 1)
 	go func() {
-		r, err := a.do(context.Background(), "GET", "/products/1", "")
+		r, err := a.do(context.Background(), method, path, body)
 		if err != nil {
 			t.Error(err)
 		}
 		answers <- r
 	}()
-	servers.awaitBlocked(t, 1)
+	s.awaitBlocked(t, 1)
 	ended := make(chan error, 1)
 	go func() { ended <- a.stop() }()
 	eventually(t, "no new connection is taken", func() bool {
@@ -172,6 +172,11 @@ func TestStopWaitsForRequests(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Errorf("the end: %v", err)
 	}
+}
+
+func TestStopWaitsForRequests(t *testing.T) {
+	servers := realServers(t)
+	servers.stopBeside(t, servers.start(t), "GET", "/products/1", "")
 }
 
 // TestAClientThatHasFinishedSending still reads: net/http ends its context, and it must not get an empty success for that.
@@ -203,29 +208,7 @@ func TestAStopComesBetweenNoCommitAndItsInvalidation(t *testing.T) {
 	a, b := servers.start(t), servers.start(t)
 	b.awaitBus(t, true)
 	b.get(t, 1)
-	release := servers.lock(t)
-	answers := make(chan answer, 1)
-	go func() {
-		r, err := a.do(context.Background(), "PUT", "/products/1", `{"name":"product 1","cents":777}`)
-		if err != nil {
-			t.Error(err)
-		}
-		answers <- r
-	}()
-	servers.awaitBlocked(t, 1)
-	ended := make(chan error, 1)
-	go func() { ended <- a.stop() }()
-	eventually(t, "no new connection is taken", func() bool {
-		_, err := a.do(t.Context(), "GET", "/healthz", "")
-		return err != nil
-	})
-	release()
-	if r := <-answers; r.status != 200 {
-		t.Errorf("the write: %d %s", r.status, r.body)
-	}
-	if err := <-ended; err != nil {
-		t.Errorf("the end: %v", err)
-	}
+	servers.stopBeside(t, a, "PUT", "/products/1", `{"name":"product 1","cents":777}`)
 	eventually(t, "the other instance has it", func() bool { p, _ := b.get(t, 1); return p.Cents == 777 })
 }
 
