@@ -30,11 +30,13 @@ func scaleRows() []row {
 		r.subjects[0].name = fmt.Sprintf("callers: %d", callers)
 		all = append(all, r)
 	}
-	local := row{name: "scale-local", about: "local hit, any entry as often as another, callers: 1", unit: "time/op"}
 	for _, n := range []int{1000, 100_000, million} {
-		local.subjects = append(local.subjects, subject{name: fmt.Sprintf("entries: %d", n), measure: driven(1, localOf(n))})
+		all = append(all, row{
+			name: fmt.Sprintf("scale-local-%d", n), about: "local hit, any entry as often as another, callers: 1", unit: "time/op",
+			reference: subject{name: "ristretto Get", measure: driven(1, ristrettoOf(n))},
+			subjects:  []subject{{name: fmt.Sprintf("entries: %d", n), measure: driven(1, localOf(n))}},
+		})
 	}
-	all = append(all, local)
 	for i := range all {
 		all[i].scale, all[i].times = true, 3
 	}
@@ -112,16 +114,44 @@ func localOf(entries int) func(job) (worker, error) {
 		if err != nil {
 			return worker{}, err
 		}
-		ctx, all := context.Background(), keys(count)
-		return worker{count: n.trips, close: n.close, op: func(r *rand.Rand) error {
-			i := r.IntN(count)
-			v, err := n.rows.Get(ctx, all[i])
-			if err == nil && v != smallOf(i) {
-				err = fmt.Errorf("%s: got %v", all[i], v)
-			}
-			return err
-		}}, n.fillLocal(count)
+		ctx := context.Background()
+		w := anyHit(count, func(key string) (small, error) { return n.rows.Get(ctx, key) })
+		w.count, w.close = n.trips, n.close
+		return w, n.fillLocal(count)
 	}
+}
+
+// ristrettoOf is localOf of ristretto alone.
+func ristrettoOf(entries int) func(job) (worker, error) {
+	return func(j job) (worker, error) {
+		count := j.keys(entries)
+		c, err := newRistretto[small](count)
+		if err != nil {
+			return worker{}, err
+		}
+		w := anyHit(count, func(key string) (small, error) {
+			v, ok := c.Get(key)
+			if !ok {
+				return v, fmt.Errorf("no %s", key)
+			}
+			return v, nil
+		})
+		w.close = c.Close
+		return w, fillRistretto(c, count, smallOf)
+	}
+}
+
+// anyHit reads any of some keys, each as often as another.
+func anyHit(count int, get func(string) (small, error)) worker {
+	all := keys(count)
+	return worker{op: func(r *rand.Rand) error {
+		i := r.IntN(count)
+		v, err := get(all[i])
+		if err == nil && v != smallOf(i) {
+			err = fmt.Errorf("%s: got %v", all[i], v)
+		}
+		return err
+	}}
 }
 
 const scaleColumns = "  %-18s %-16s %-24s %-24s %s\n"
