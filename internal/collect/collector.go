@@ -11,22 +11,44 @@ import (
 
 // Collector sends commands through one client with one budget.
 type Collector struct {
-	every *queue // what has no node of its own
-	nodes nodes  // of a cluster
+	rdb      redis.UniversalClient
+	breakers *breakers
+	every    *queue // what has no node of its own
+	nodes    nodes  // of a cluster
 }
 
 // New makes a collector. The client stays the caller's.
 func New(rdb redis.UniversalClient, budget time.Duration) *Collector {
+	return newCollector(rdb, budget, new(breakers))
+}
+
+// With makes a collector of the same client with another budget. What one learns of the health of a node, both know.
+func (c *Collector) With(budget time.Duration) *Collector {
+	return newCollector(c.rdb, budget, c.breakers)
+}
+
+func newCollector(rdb redis.UniversalClient, budget time.Duration, b *breakers) *Collector {
 	_, one := rdb.(*redis.Client)
-	c := &Collector{every: newQueue(rdb, budget, one)}
+	c := &Collector{rdb: rdb, breakers: b, every: newQueue(rdb, budget, b.of(nil), one)}
 	c.nodes.cluster, _ = rdb.(*redis.ClusterClient)
+	c.nodes.breakers = b
 	return c
 }
 
 // Do sends the commands and waits for their replies, at most for the budget and while ctx lives. A nil return means that Redis was
 // asked: each command then holds its own reply or error. Otherwise nothing is known about any of them, and they must not be looked
-// at. All commands of a call travel together, but for those of a cluster, which go to each node by themselves.
+// at. All commands of a call travel together, but for those of a cluster, which go to each node by themselves. What would go to a node
+// that is known to be sick is not sent, and fails at once with rediscall.ErrBreakerOpen.
 func (c *Collector) Do(ctx context.Context, cmds ...*rediscall.Command) error {
+	return c.do(ctx, cmds, false)
+}
+
+// Insist is Do for commands that are sent all the same.
+func (c *Collector) Insist(ctx context.Context, cmds ...*rediscall.Command) error {
+	return c.do(ctx, cmds, true)
+}
+
+func (c *Collector) do(ctx context.Context, cmds []*rediscall.Command, insist bool) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -34,9 +56,9 @@ func (c *Collector) Do(ctx context.Context, cmds ...*rediscall.Command) error {
 		return nil
 	}
 	if c.nodes.cluster == nil {
-		return c.every.do(ctx, cmds)
+		return c.every.do(ctx, cmds, insist)
 	}
-	return c.nodes.do(ctx, cmds, c.every)
+	return c.nodes.do(ctx, cmds, insist, c.every)
 }
 
 // Get reads one key. It is Do for the most frequent command, for less: the error is redis.Nil where nothing stands.
@@ -80,6 +102,9 @@ func (c *Collector) Trips() (n uint64) {
 	}
 	return n
 }
+
+// Sick tells for how many nodes the breaker is open now.
+func (c *Collector) Sick() int { return c.breakers.open() }
 
 // Stuck tells how many trips go-redis has not given back after their budget.
 func (c *Collector) Stuck() (n int) {

@@ -14,8 +14,9 @@ import (
 
 // nodes are the queues of a cluster, one for each master.
 type nodes struct {
-	cluster *redis.ClusterClient // nil: there is one node
-	known   atomic.Bool          // whether the client knows its nodes: until then it asks for them, which can hang
+	cluster  *redis.ClusterClient // nil: there is one node
+	breakers *breakers
+	known    atomic.Bool // whether the client knows its nodes: until then it asks for them, which can hang
 
 	mu     sync.RWMutex
 	queues map[*redis.Client]*queue // guarded by mu
@@ -61,21 +62,21 @@ func (n *nodes) each(ctx context.Context, keys int, key func(i int) string, ever
 
 // do sends each command to the node of its key, and waits for all. What goes to a node that does not answer holds that error; the
 // others hold their replies.
-func (n *nodes) do(ctx context.Context, cmds []*rediscall.Command, every *queue) error {
+func (n *nodes) do(ctx context.Context, cmds []*rediscall.Command, insist bool, every *queue) error {
 	if !n.known.Load() {
-		err := every.runner.Do(ctx, cmds...)
+		err := every.direct(ctx, cmds, insist)
 		n.known.CompareAndSwap(false, err == nil)
 		return err
 	}
 	return n.each(ctx, len(cmds), func(i int) string { return cmds[i].Key() }, every, func(p *part) error {
 		if len(p.at) == len(cmds) {
-			return n.send(ctx, p.queue, cmds, every)
+			return n.send(ctx, p.queue, cmds, insist, every)
 		}
 		own := make([]*rediscall.Command, len(p.at)) // copies, since those of a part that was given up belong to its trip
 		for i, at := range p.at {
 			own[i] = cmds[at].Copy(ctx)
 		}
-		err := n.send(ctx, p.queue, own, every)
+		err := n.send(ctx, p.queue, own, insist, every)
 		for i, at := range p.at {
 			if err != nil {
 				cmds[at].SetErr(err)
@@ -134,7 +135,7 @@ func (n *nodes) follow(ctx context.Context, keys []string, reads []Read, every *
 	for i, key := range keys {
 		cmds[i] = rediscall.NewCommand(ctx, "get", key)
 	}
-	err := every.runner.Do(ctx, cmds...)
+	err := every.direct(ctx, cmds, false)
 	n.known.CompareAndSwap(false, err == nil)
 	if err != nil {
 		return err
@@ -185,15 +186,15 @@ func (n *nodes) queue(ctx context.Context, key string, every *queue) *queue {
 	if n.queues == nil {
 		n.queues = map[*redis.Client]*queue{}
 	}
-	q = newQueue(client, every.budget, false)
+	q = newQueue(client, every.budget, n.breakers.of(client), false)
 	n.queues[client] = q
 	return q
 }
 
 // send makes the call to one node. What the node says is elsewhere goes once more, by the client, which knows how to follow.
-func (n *nodes) send(ctx context.Context, q *queue, cmds []*rediscall.Command, every *queue) error {
+func (n *nodes) send(ctx context.Context, q *queue, cmds []*rediscall.Command, insist bool, every *queue) error {
 	began := time.Now()
-	if err := q.do(ctx, cmds); err != nil {
+	if err := q.do(ctx, cmds, insist); err != nil {
 		n.doubt(ctx, err)
 		return err
 	}
@@ -207,7 +208,7 @@ func (n *nodes) send(ctx context.Context, q *queue, cmds []*rediscall.Command, e
 	if len(again) == 0 || time.Since(began) > every.budget/2 {
 		return nil
 	}
-	if err := every.runner.Do(ctx, again...); err != nil {
+	if err := every.direct(ctx, again, insist); err != nil {
 		return err
 	}
 	for i, cmd := range gone {

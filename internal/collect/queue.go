@@ -37,6 +37,7 @@ type queue struct {
 	runner   *rediscall.Runner
 	straight *rediscall.Runner // with the leash as its budget; nil where there is no straight way
 	budget   time.Duration
+	breaker  *breaker
 	mget     atomic.Bool // whether all keys are the node's, so that GETs can travel as one MGET
 	group    group.Group // the workers, and who is on the straight way
 	calls    sync.Pool   // of *call
@@ -58,11 +59,14 @@ type queue struct {
 type worker struct {
 	began time.Time // guarded by the queue's mu; when its present trip began, zero if it makes none
 	calls []*call   // guarded by the queue's mu for writing; those of its present trip
+	watch watched   // guarded by the queue's mu; of its present trip
 }
 
 // newQueue makes the queue of a node. If all keys are the node's, reads can travel as one MGET.
-func newQueue(rdb redis.UniversalClient, budget time.Duration, all bool) *queue {
-	q := &queue{began: time.Now(), runner: rediscall.NewRunner(rdb, budget), budget: budget, wake: make(chan struct{}, maxTrips)}
+func newQueue(rdb redis.UniversalClient, budget time.Duration, b *breaker, all bool) *queue {
+	q := &queue{
+		began: time.Now(), runner: rediscall.NewRunner(rdb, budget), budget: budget, breaker: b, wake: make(chan struct{}, maxTrips),
+	}
 	if _, node := rdb.(*redis.Client); node {
 		q.straight = rediscall.NewRunner(rdb, min(leash, budget))
 	}
@@ -71,7 +75,10 @@ func newQueue(rdb redis.UniversalClient, budget time.Duration, all bool) *queue 
 }
 
 // do makes a call of some commands.
-func (q *queue) do(ctx context.Context, cmds []*rediscall.Command) error {
+func (q *queue) do(ctx context.Context, cmds []*rediscall.Command, insist bool) error {
+	if !insist && q.refuses(cmds[0].Key()) {
+		return rediscall.ErrBreakerOpen
+	}
 	c := q.newCall()
 	c.ctx, c.cmds = ctx, cmds
 	if err := q.wait(ctx, c, q.now()+q.budget); err != nil {
@@ -83,6 +90,9 @@ func (q *queue) do(ctx context.Context, cmds []*rediscall.Command) error {
 
 // get reads one key.
 func (q *queue) get(ctx context.Context, key string) (string, error) {
+	if q.refuses(key) {
+		return "", rediscall.ErrBreakerOpen
+	}
 	c := q.newCall()
 	c.ctx, c.key[0] = ctx, key
 	c.keys, c.reads = c.key[:], c.read[:]
@@ -96,6 +106,9 @@ func (q *queue) get(ctx context.Context, key string) (string, error) {
 
 // getMany reads some keys. After an error reads may still be written to.
 func (q *queue) getMany(ctx context.Context, keys []string, reads []Read) error {
+	if q.refuses(keys[0]) {
+		return rediscall.ErrBreakerOpen
+	}
 	c := q.newCall()
 	c.ctx, c.keys, c.reads = ctx, keys, reads
 	if err := q.read(ctx, c); err != nil {
@@ -115,6 +128,29 @@ func (q *queue) read(ctx context.Context, c *call) error {
 		}
 	}
 	return q.wait(ctx, c, until)
+}
+
+// direct makes a call past the queue, by a client that finds the nodes itself.
+func (q *queue) direct(ctx context.Context, cmds []*rediscall.Command, insist bool) error {
+	if !insist && q.refuses(cmds[0].Key()) {
+		return rediscall.ErrBreakerOpen
+	}
+	watch := q.breaker.watch()
+	err := q.runner.Do(ctx, cmds...)
+	watch.end(outcome(err, cmds))
+	return err
+}
+
+// refuses tells whether a call need not be made, since the node is known to be sick. key is what the node may be asked for to see
+// whether it still is.
+func (q *queue) refuses(key string) bool {
+	return q.breaker.refuses(func(ended func()) bool {
+		return q.group.Go(func() {
+			defer ended()
+			ctx := context.Background()
+			_ = q.do(ctx, []*rediscall.Command{rediscall.NewCommand(ctx, "get", key)}, true) // the breaker watches
+		})
+	})
 }
 
 // now is the time on the queue's clock.
@@ -142,7 +178,13 @@ func (q *queue) depart(ctx context.Context, c *call, now time.Duration) bool {
 // goStraight makes the trip of a call that has departed.
 func (q *queue) goStraight(c *call, began time.Duration) error {
 	defer q.arrive(began)
-	return q.trip(q.straight, []*call{c})
+	watch := q.breaker.watch()
+	err, found := q.trip(q.straight, []*call{c})
+	if rediscall.Classify(err) == rediscall.Timeout && q.budget > leash {
+		found = errNoEvidence // the leash is no budget
+	}
+	watch.end(found)
+	return err
 }
 
 // arrive ends what depart began.
@@ -212,10 +254,13 @@ func (q *queue) employ() {
 // work makes one trip after another. The workers beyond minTrips end when nobody waits.
 func (q *queue) work(w *worker) {
 	for q.take(w) {
-		err := q.trip(q.runner, w.calls)
+		err, found := q.trip(q.runner, w.calls)
 		for _, c := range w.calls {
 			c.end(err)
 		}
+		q.mu.Lock()
+		w.watch.end(found)
+		q.mu.Unlock()
 		runtime.Gosched() // who was just answered may ask again: the next trip takes them along
 	}
 }
@@ -236,7 +281,7 @@ func (q *queue) take(w *worker) bool {
 		}
 		q.waiting = slices.Delete(q.waiting, 0, n)
 		if len(w.calls) > 0 {
-			w.began = time.Now()
+			w.began, w.watch = time.Now(), q.breaker.watch()
 			q.busy.Store(len(w.calls) > 1)
 			return true
 		}
@@ -283,8 +328,8 @@ func (q *queue) expire() {
 	q.waiting = slices.DeleteFunc(q.waiting, func(c *call) bool { return c.taken.Load() || ended(c) })
 	for _, w := range q.workers {
 		for _, c := range w.calls {
-			if !c.over.Load() {
-				ended(c)
+			if !c.over.Load() && ended(c) && time.Since(w.began) >= q.budget {
+				w.watch.end(rediscall.ErrBudget) // it may hang for long
 			}
 		}
 	}

@@ -66,8 +66,8 @@ func (q *queue) free(c *call) {
 	q.calls.Put(c)
 }
 
-// trip makes the trip of some calls.
-func (q *queue) trip(runner *rediscall.Runner, calls []*call) error {
+// trip makes the trip of some calls. It also returns what that says about Redis.
+func (q *queue) trip(runner *rediscall.Runner, calls []*call) (err, found error) {
 	var cmds []*rediscall.Command
 	keys := 0
 	for _, c := range calls {
@@ -79,13 +79,14 @@ func (q *queue) trip(runner *rediscall.Runner, calls []*call) error {
 	if len(calls) == 1 {
 		ctx = context.WithoutCancel(calls[0].ctx) // hooks of the client may look at its values
 	}
-	if err := runner.Send(ctx, append(cmds, gets...)); err != nil {
-		return err
+	cmds = append(cmds, gets...)
+	if err := runner.Send(ctx, cmds); err != nil {
+		return err, outcome(err, nil)
 	}
 	if keys > 0 {
 		q.answer(calls, keys, gets)
 	}
-	return nil
+	return nil, outcome(nil, cmds)
 }
 
 // gets makes the commands that read n keys: one MGET, where the keys are of one node. Keys are given by reference, which spares each

@@ -31,19 +31,24 @@ const (
 	WrongType                // WRONGTYPE: something else stands at the key
 	Denied                   // NOPERM, NOAUTH, WRONGPASS
 	Reply                    // any other error reply
+	BreakerOpen              // not sent: the breaker is open
 	Other                    // none of the above
 	NumClasses
 )
 
 var classNames = [NumClasses]string{
 	"ok", "nil", "caller", "timeout", "transport", "pool", "closed", "loading", "cluster_down", "master_down", "busy",
-	"max_clients", "read_only", "oom", "wrong_type", "denied", "reply", "other",
+	"max_clients", "read_only", "oom", "wrong_type", "denied", "reply", "breaker_open",
+	"other",
 }
 
 func (c Class) String() string { return classNames[c] }
 
 // ErrBudget is the cause of a call that our own timer ended.
 var ErrBudget = errors.New("no answer from Redis within the budget")
+
+// ErrBreakerOpen is the cause of a call that was not sent, because Redis has just failed several times in a row.
+var ErrBreakerOpen = errors.New("not sent to Redis: it is sick, the breaker is open")
 
 // errAbandoned is the cause of a call that was not sent, because too many are still stuck.
 var errAbandoned = errors.New("too many calls to Redis are stuck: not sent")
@@ -58,12 +63,16 @@ func Classify(err error) Class {
 		return OK
 	case redis.Nil:
 		return Nil
+	case ErrBreakerOpen:
+		return BreakerOpen
 	}
 	var reply redis.Error
 	var dial *net.OpError
 	switch {
 	case errors.Is(err, redis.Nil):
 		return Nil
+	case errors.Is(err, ErrBreakerOpen):
+		return BreakerOpen
 	case errors.Is(err, ErrBudget), errors.Is(err, errAbandoned):
 		return Timeout
 	case errors.As(err, &dial) && dial.Op == "dial" && dial.Timeout(): // which calls itself a context's deadline, too
@@ -87,8 +96,8 @@ func Classify(err error) Class {
 	return Other
 }
 
-// Unknown tells whether a command with this error may have run all the same: no reply of its own came back.
-func Unknown(err error) bool { return onlyTransport(err) != nil }
+// Unknown tells whether a command with this error may have run all the same: it was sent, and no reply of its own came back.
+func Unknown(err error) bool { return onlyTransport(err) != nil && !errors.Is(err, ErrBreakerOpen) }
 
 func classifyReply(err error) Class {
 	switch {

@@ -72,6 +72,7 @@ var failures = []failure{
 	{"TRYAGAIN", rediscall.ClusterDown, shared, said("TRYAGAIN Multiple keys request during rehashing of slot")},
 	{"too many clients", rediscall.MaxClients, shared, said("ERR max number of clients reached")},
 	{"MISCONF", rediscall.Reply, shared, said("MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.")},
+	{"an open breaker", rediscall.BreakerOpen, shared, func(*testing.T, *redistest.Server) error { return rediscall.ErrBreakerOpen }},
 	{"none of them", rediscall.Other, shared, func(*testing.T, *redistest.Server) error { return errors.New("odd") }},
 }
 
