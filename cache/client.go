@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"reflect"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -31,12 +33,18 @@ type Config struct {
 	// WriteBudget bounds each wait for a fill or a delete. Default: 250 ms.
 	WriteBudget time.Duration
 
+	// MaxLoads bounds the loads of all caches of the client that run at once: give what this process' share of the database can bear.
+	// Up to four times as many wait for a place, in order; what comes after that, or finds no place before LoadTimeout ends, gets
+	// ErrOverloaded. A call of a loader is one load; of one made by Single each key is. Default: 256.
+	MaxLoads int
+
 	// Heartbeat is how often the bus checks that this process hears what others invalidate; after three without an echo all that
 	// the local tiers hold is void. Default: 500 ms. At least 10 ms. Off: there is no bus, and other processes serve from their
 	// local tiers what this one invalidated, for LocalTTL at most.
 	Heartbeat time.Duration
 
-	// DegradedTTL is how long the local tier keeps an entry that was put there while the bus did not hear. Default: 5 s.
+	// DegradedTTL is how long the local tier keeps, at most, what was put there while the bus did not hear, or what was loaded because
+	// Redis did not answer. Default: 5 s.
 	DegradedTTL time.Duration
 
 	// Logger gets warnings of what a person has to mend: a Redis client that reads from replicas, a codec that fails. What
@@ -50,6 +58,7 @@ type Client struct {
 	log    *slog.Logger
 
 	read, write *collect.Collector
+	gate        *gate
 	errors      [rediscall.NumClasses]atomic.Uint64
 
 	bus    *invalidation.Bus // nil if it is off
@@ -57,11 +66,14 @@ type Client struct {
 	stamps *stamps
 	epoch  atomic.Uint64 // the generation of everything local
 
+	retryEvery time.Duration // tests change it, before the first cache is made
+
 	closed  atomic.Bool
 	closing chan struct{} // closed when Close begins
 	work    group.Group   // flights, fills, writes
 	deletes group.Group   // outlives work, so that a write under way can still delete
 	loaders group.Group   // calls of loaders
+	retries group.Group   // what tries again what Redis did not confirm
 	ticking group.Group   // the clock
 
 	mu       sync.Mutex
@@ -73,6 +85,7 @@ type Client struct {
 // member is a cache without its types.
 type member interface {
 	listener() invalidation.Handler
+	settleOwed(ctx context.Context) (left int)
 	close()
 }
 
@@ -106,17 +119,25 @@ func Open(rdb redis.UniversalClient, config Config) (*Client, error) {
 	if err := fillDuration("Config.DegradedTTL", &config.DegradedTTL, 5*time.Second, duration{min: minTTL, max: maxTTL}); err != nil {
 		return nil, err
 	}
-	c := &Client{
-		config:  config,
-		log:     config.Logger,
-		read:    collect.New(rdb, config.ReadBudget),
-		write:   collect.New(rdb, config.WriteBudget),
-		clock:   newClock(),
-		stamps:  new(stamps),
-		closing: make(chan struct{}),
-		ended:   make(chan struct{}),
-		caches:  make(map[string]member),
+	maxLoads := int64(config.MaxLoads)
+	if err := fillCount("Config.MaxLoads", &maxLoads, 256, 1_000_000); err != nil {
+		return nil, err
 	}
+	config.MaxLoads = int(maxLoads)
+	c := &Client{
+		config: config,
+		gate:   newGate(config.MaxLoads),
+		log:    config.Logger,
+		read:   collect.New(rdb, config.ReadBudget),
+		clock:  newClock(),
+		stamps: new(stamps),
+
+		retryEvery: retryEvery,
+		closing:    make(chan struct{}),
+		ended:      make(chan struct{}),
+		caches:     make(map[string]member),
+	}
+	c.write = c.read.With(config.WriteBudget)
 	if config.Heartbeat != Off {
 		var err error
 		c.bus, err = invalidation.Open(rdb, invalidation.Config{
@@ -197,8 +218,9 @@ func (c *Client) register(name string, cache member) error {
 
 // Close ends the client and its caches; call it when the last request is done. All later calls return ErrClosed, the local
 // tiers included: calls under way return what they have or ErrClosed, loads are cancelled, fills and
-// deletes on their way are waited for. It takes no longer than twice the budgets and two and a half seconds, and returns an error if
-// something was still running then: a loader that does not heed its context, or a call that hangs in the Redis client. It may
+// deletes on their way are waited for, and deletes that Redis has not confirmed are tried once more. It takes no longer than twice
+// the budgets and two and a half seconds, and returns an error if something was still running then (a loader that does not heed its
+// context, or a call that hangs in the Redis client) or if deletes are left, which are then lost: ErrUnconfirmed. It may
 // be called at any time, also from a loader, and more than once: each call waits for the first and returns the same.
 func (c *Client) Close() error {
 	c.mu.Lock()
@@ -222,19 +244,43 @@ func (c *Client) end() {
 	defer close(c.ended)
 	deadline := time.Now().Add(closeGrace + 2*(c.config.ReadBudget+c.config.WriteBudget))
 	c.ticking.Close(time.Until(deadline))
-	flights := c.work.Close(time.Until(deadline)) + c.deletes.Close(time.Until(deadline))
+	flights := c.work.Close(time.Until(deadline)) + c.deletes.Close(time.Until(deadline)) +
+		c.retries.Close(time.Until(deadline))
+	unconfirmed := c.settleLast(deadline)
 	bus := make(chan error, 1)
 	go func() { bus <- c.bus.Close() }()
 	loaders := c.loaders.Close(time.Until(deadline))
 	calls := c.read.Close(time.Until(deadline)) + c.write.Close(time.Until(deadline))
 	busErr := <-bus
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, cache := range c.caches {
+	for _, cache := range c.members() {
 		cache.close()
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if flights+loaders+calls > 0 {
 		c.closeErr = fmt.Errorf("cache: close: still running: %d flights or writes, %d loaders, %d calls to Redis", flights, loaders, calls)
 	}
+	if unconfirmed > 0 {
+		c.closeErr = errors.Join(c.closeErr, fmt.Errorf("cache: close: the deletes of %d keys are lost: %w", unconfirmed, ErrUnconfirmed))
+	}
 	c.closeErr = errors.Join(c.closeErr, busErr)
+}
+
+// settleLast tries the deletes of all caches that Redis has not confirmed once more, and returns how many are left.
+func (c *Client) settleLast(deadline time.Time) int {
+	ctx, cancel := context.WithDeadline(context.Background(), deadline)
+	defer cancel()
+	var left atomic.Int64
+	var all sync.WaitGroup
+	for _, cache := range c.members() {
+		all.Go(func() { left.Add(int64(cache.settleOwed(ctx))) })
+	}
+	all.Wait()
+	return int(left.Load())
+}
+
+func (c *Client) members() []member {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Collect(maps.Values(c.caches))
 }

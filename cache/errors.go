@@ -23,10 +23,18 @@ var (
 	ErrCodec = errors.New("cache: codec failed")
 
 	// ErrUnconfirmed says that Redis did not confirm a delete. The old value may still stand there, and other processes may
-	// serve it until its TTL ends; this process does not: each of its Gets of the key runs the loader. Nothing is retried: call
-	// Invalidate, or the Set that failed, again until it returns nil (Stats.UnconfirmedKeys counts what is open), or accept the
-	// delay. Beside ErrClosed no call can help any more.
-	ErrUnconfirmed = errors.New("cache: Redis did not confirm that the old entry is gone; call again until it does")
+	// serve it until its TTL ends; this process does not: it does without Redis for the key. The delete is tried again behind, twice a
+	// second, until Redis confirms it or what stands there has expired (Stats.UnconfirmedKeys counts what is open), and once more
+	// by Close. So there is nothing to do but to know that others lag; a process that dies loses what is open. Beside ErrClosed
+	// nothing was deleted, and nothing will be.
+	ErrUnconfirmed = errors.New("cache: Redis did not confirm that the old entry is gone")
+
+	// ErrOverloaded says that the source is not asked, since as many loads run as Config.MaxLoads allows, and too many wait. Answer
+	// with 503, or what else tells the caller to come later.
+	ErrOverloaded = errors.New("cache: too many loads")
+
+	// ErrUnavailable says that Redis gave no answer, and that Policy.Fallback does not let the loader answer instead.
+	ErrUnavailable = errors.New("cache: Redis gave no answer, and Policy.Fallback is FallbackError")
 
 	// ErrUnpublished says that Redis did what it was asked, and refused to tell the other processes, as a rule because its user
 	// may not publish on the channels of the bus: see Rights in the package comment. The others may serve what they have for

@@ -40,3 +40,6 @@ func (c *Client) ShiftServerClock(d time.Duration) {
 	e.lower, e.upper = e.lower+int64(d), e.upper+int64(d)
 	c.clock.server.Store(&e)
 }
+
+// RetryEvery sets the time between two tries of what Redis did not confirm, before the first cache is made.
+func (c *Client) RetryEvery(d time.Duration) { c.retryEvery = d }

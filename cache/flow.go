@@ -251,6 +251,9 @@ type fill[K comparable, V any] struct {
 // load calls the loader once for all keys and answers their flights. Those who waited go on; the tiers are filled behind them,
 // for the keys whose lease is ours.
 func (c *Cache[K, V]) load(l *load, attempts []*attempt[K, V], loader Loader[K, V]) {
+	if attempts = c.mayLoad(attempts); len(attempts) == 0 {
+		return
+	}
 	keys := make([]K, len(attempts))
 	for i, a := range attempts {
 		keys[i] = a.key
@@ -272,9 +275,13 @@ func (c *Cache[K, V]) load(l *load, attempts []*attempt[K, V], loader Loader[K, 
 		if f != nil && f.entry.negative && out.foreign > 0 {
 			f = nil // its row may be among those that came under another key
 		}
-		if f != nil {
+		switch {
+		case f != nil && a.withoutRedis():
+			c.keep(f.flight, f.entry, f.flight.stamp, c.client.clock.now(), min(f.ttl, c.client.config.DegradedTTL), len(f.frame.payload))
+			c.flights.remove(a.flight)
+		case f != nil:
 			fills = append(fills, f)
-		} else {
+		default:
 			if a.reading.state == stateGranted {
 				refused = append(refused, heldLease{a.physical, a.reading.lease})
 			}
@@ -286,8 +293,33 @@ func (c *Cache[K, V]) load(l *load, attempts []*attempt[K, V], loader Loader[K, 
 	c.fill(l.ctx, fills)
 }
 
-// toFill makes of a loaded answer what goes into the tiers, if anything does: the lease must be ours, and the answer a value
-// that the codec can hold, or "not found". It puts into the answer the value that the codec read back.
+// withoutRedis tells whether the loader answers in the place of a Redis that does not, or must not be asked. What it says is then kept
+// in this process alone, and for a short time: that spares the source, and needs no lease, since each invalidation that this process
+// learns of voids it as it does any local entry.
+func (a *attempt[K, V]) withoutRedis() bool { return a.why == WhyRedis || a.why == WhyBypassed }
+
+// mayLoad returns the flights that the loader may answer. The others have failed.
+func (c *Cache[K, V]) mayLoad(attempts []*attempt[K, V]) (allowed []*attempt[K, V]) {
+	var refused []*flight[K, V]
+	for _, a := range attempts {
+		if a.why == WhyRedis && c.policy.Fallback == FallbackError {
+			refused = append(refused, a.flight)
+			continue
+		}
+		if a.withoutRedis() {
+			c.stats.degraded.Add(1)
+		}
+		allowed = append(allowed, a)
+	}
+	if len(refused) > 0 {
+		c.stats.unavailable.Add(uint64(len(refused)))
+		c.failAll(refused, ErrUnavailable)
+	}
+	return allowed
+}
+
+// toFill makes of a loaded answer what goes into the tiers, if anything does: the lease must be ours, or Redis away, and the answer a
+// value that the codec can hold, or "not found". It puts into the answer the value that the codec read back.
 func (c *Cache[K, V]) toFill(a *attempt[K, V], ans *answer[V]) *fill[K, V] {
 	granted := a.reading.state == stateGranted
 	if granted && a.stamp != c.client.stamps.now(a.hash) {
@@ -295,6 +327,7 @@ func (c *Cache[K, V]) toFill(a *attempt[K, V], ans *answer[V]) *fill[K, V] {
 		c.stats.fillsRefused.Add(1)
 		granted = false
 	}
+	granted = granted || a.withoutRedis()
 	var enc encoded[V]
 	kind, ttl := kindValue, c.policy.TTL
 	switch {

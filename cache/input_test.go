@@ -43,6 +43,7 @@ func TestOpenRefuses(t *testing.T) {
 		"a ring":          {ring, cache.Config{}, "the Redis client"},
 		"a negative read": {rdb, cache.Config{ReadBudget: -1}, "Config.ReadBudget"},
 		"an hour":         {rdb, cache.Config{WriteBudget: time.Hour}, "Config.WriteBudget"},
+		"no loads":        {rdb, cache.Config{MaxLoads: -1}, "Config.MaxLoads"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := cache.Open(test.rdb, test.config)
@@ -92,6 +93,7 @@ func TestNewRefuses(t *testing.T) {
 		"a short lease":              {cache.Policy{TTL: time.Minute, LeaseTTL: time.Millisecond}, "Policy.LeaseTTL"},
 		"a wait longer than a load":  {cache.Policy{TTL: time.Minute, LoadTimeout: time.Second, LeaseWait: 2 * time.Second}, "Policy.LeaseWait"},
 		"negative bytes":             {cache.Policy{TTL: time.Minute, LocalBytes: -1}, "Policy.LocalBytes"},
+		"an unknown fallback":        {cache.Policy{TTL: time.Minute, Fallback: "stale"}, "Policy.Fallback"},
 		"more entries than can be":   {cache.Policy{TTL: time.Minute, LocalEntries: math.MaxInt64}, "Policy.LocalEntries"},
 		"a second mistake after one": {cache.Policy{TTL: time.Minute, LocalBytes: -1, Jitter: 7}, "Policy.LocalBytes"},
 	} {
@@ -104,11 +106,15 @@ func TestPolicyDefaultsCanBeReadBack(t *testing.T) {
 	if got, want := client.Config().ReadBudget, 100*time.Millisecond; got != want {
 		t.Errorf("read budget %v, want %v", got, want)
 	}
+	if got := client.Config().MaxLoads; got != 256 {
+		t.Errorf("%d loads at most, want 256", got)
+	}
 	given := cache.Policy{TTL: time.Hour}
 	got := mustNew(t, client, "user", loadText[int], given).Policy()
 	want := cache.Policy{
 		TTL: time.Hour, LocalTTL: time.Minute, NegativeTTL: 30 * time.Second, Jitter: 0.1, LoadTimeout: 10 * time.Second,
 		LeaseTTL: 3 * time.Second, LeaseWait: 10 * time.Second, LocalBytes: 64 << 20, LocalEntries: 100_000,
+		Fallback: cache.FallbackLoader,
 	}
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)

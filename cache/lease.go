@@ -103,7 +103,11 @@ func (r *redisTier) leaseTrip(ctx context.Context, mode leaseMode, wanted []*wan
 			r.client.weather(c.Err())
 		}
 		w.plain = false
-		if err != nil || rediscall.Unknown(c.Err()) {
+		outcome := err
+		if err == nil {
+			outcome = c.Err()
+		}
+		if rediscall.Unknown(outcome) {
 			unknown = append(unknown, w)
 		}
 	}

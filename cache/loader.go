@@ -6,8 +6,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"sync"
-
-	"golang.org/x/sync/errgroup"
+	"sync/atomic"
 )
 
 // Loader reads rows from the source. A key that is missing from the answer has no row (nor is its absence cached if the answer
@@ -25,7 +24,7 @@ type Loader[K comparable, V any] func(ctx context.Context, keys []K) (map[K]V, e
 const singleConcurrency = 16
 
 // Single makes a Loader of a function that reads one row and returns ErrNotFound, wrapped or not, where there is none (not a
-// nil pointer: that would be cached as a value). A batch runs it for up to 16 keys at once.
+// nil pointer: that would be cached as a value). A batch runs it for up to 16 keys at once; each counts as a load for Config.MaxLoads.
 func Single[K comparable, V any](load func(ctx context.Context, key K) (V, error)) Loader[K, V] {
 	if load == nil {
 		return nil
@@ -38,35 +37,52 @@ func Single[K comparable, V any](load func(ctx context.Context, key K) (V, error
 			}
 			return map[K]V{keys[0]: v}, nil
 		}
-		var (
-			mu     sync.Mutex
-			values = make(map[K]V, len(keys))
-			failed = map[K]error{}
-			calls  errgroup.Group
-		)
-		calls.SetLimit(singleConcurrency)
-		for _, key := range keys {
-			calls.Go(func() error {
-				var v V
-				guard(func() (err error) { v, err = load(ctx, key); return err }, func(err error) {
-					mu.Lock()
-					defer mu.Unlock()
-					switch {
-					case err == nil:
-						values[key] = v
-					case !absent(err):
-						failed[key] = err
-					}
-				})
-				return nil
-			})
-		}
-		_ = calls.Wait()
-		if len(failed) > 0 {
-			return values, &KeyErrors[K]{ByKey: failed}
-		}
-		return values, nil
+		return loadEach(ctx, keys, load)
 	}
+}
+
+// loadEach loads keys one by one, and so many at once as there are places for at the gate.
+func loadEach[K comparable, V any](ctx context.Context, keys []K, load func(ctx context.Context, key K) (V, error)) (map[K]V, error) {
+	var (
+		mu     sync.Mutex
+		values = make(map[K]V, len(keys))
+		failed = map[K]error{}
+		calls  sync.WaitGroup
+	)
+	gate, _ := ctx.Value(heldPlace{}).(*gate)
+	free := make(chan struct{}, singleConcurrency) // places that are ours and not in use
+	free <- struct{}{}                             // that of the whole load
+	for held, i := 1, 0; i < len(keys); i++ {
+		select {
+		case <-free:
+		default:
+			if held < singleConcurrency && gate.more() {
+				defer gate.leave()
+				held++
+			} else {
+				<-free
+			}
+		}
+		calls.Go(func() {
+			defer func() { free <- struct{}{} }()
+			var v V
+			guard(func() (err error) { v, err = load(ctx, keys[i]); return err }, func(err error) {
+				mu.Lock()
+				defer mu.Unlock()
+				switch {
+				case err == nil:
+					values[keys[i]] = v
+				case !absent(err):
+					failed[keys[i]] = err
+				}
+			})
+		})
+	}
+	calls.Wait()
+	if len(failed) > 0 {
+		return values, &KeyErrors[K]{ByKey: failed}
+	}
+	return values, nil
 }
 
 // errGoexit is the value of the PanicError of a function that called runtime.Goexit.
@@ -114,7 +130,8 @@ func (l *loaded[K, V]) of(key K) (v V, err error) {
 	return v, nil
 }
 
-// callLoader calls a loader in a goroutine of its own, and waits for it while ctx lives, at most for LoadTimeout.
+// callLoader calls a loader in a goroutine of its own, once it has a place at the gate, and waits for it while ctx lives, at most for
+// LoadTimeout.
 func (c *Cache[K, V]) callLoader(ctx context.Context, keys []K, loader Loader[K, V]) loaded[K, V] {
 	if err := ctx.Err(); err != nil {
 		return loaded[K, V]{err: err} // nobody waits any more
@@ -122,12 +139,22 @@ func (c *Cache[K, V]) callLoader(ctx context.Context, keys []K, loader Loader[K,
 	ctx, cancel := context.WithTimeout(ctx, c.policy.LoadTimeout)
 	defer cancel()
 	done := make(chan loaded[K, V], 1)
-	c.stats.loaderCalls.Add(1)
-	c.stats.loads.Add(uint64(len(keys)))
+	var entered atomic.Bool
 	started := c.client.loaders.Go(func() {
+		held, err := c.client.gate.enter(ctx)
+		if err != nil {
+			done <- loaded[K, V]{err: err}
+			return
+		}
+		if held != ctx {
+			defer c.client.gate.leave()
+		}
+		entered.Store(true)
+		c.stats.loaderCalls.Add(1)
+		c.stats.loads.Add(uint64(len(keys)))
 		var out loaded[K, V]
 		guard(
-			func() (err error) { out.values, err = loader(ctx, keys); return err },
+			func() (err error) { out.values, err = loader(held, keys); return err },
 			func(err error) {
 				out.values, out.failed, out.err = splitKeyErrors(out.values, err)
 				out.foreign = foreign(keys, out.values) + foreign(keys, out.failed)
@@ -143,6 +170,9 @@ func (c *Cache[K, V]) callLoader(ctx context.Context, keys []K, loader Loader[K,
 		c.stats.foreignRows.Add(uint64(out.foreign))
 		return out
 	case <-ctx.Done():
+		if !entered.Load() {
+			return loaded[K, V]{err: fmt.Errorf("%w: no place in time: %w", ErrOverloaded, ctx.Err())}
+		}
 		return loaded[K, V]{err: fmt.Errorf("the loader did not answer within %v: %w", c.policy.LoadTimeout, ctx.Err())}
 	case <-c.client.closing:
 		return loaded[K, V]{err: ErrClosed}

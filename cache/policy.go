@@ -44,6 +44,10 @@ type Policy struct {
 	// maximum: LoadTimeout. Off: do not wait.
 	LeaseWait time.Duration
 
+	// Fallback says who answers when Redis does not: FallbackLoader, the default, or FallbackError for a source that cannot bear
+	// the load, whatever Config.MaxLoads is.
+	Fallback Fallback
+
 	// LocalBytes and LocalEntries bound the local tier; the one reached first counts. Sizes are those of the encoded values,
 	// or those that Hooks.Cost gives. Defaults: 64 MiB and 100 000.
 	LocalBytes   int64
@@ -54,6 +58,15 @@ type Policy struct {
 	// used, so two releases can run side by side.
 	Schema uint16
 }
+
+// Fallback says who answers when Redis does not.
+type Fallback string
+
+// The fallbacks.
+const (
+	FallbackLoader Fallback = "loader" // the loader; the answer is kept in this process for Config.DegradedTTL at most
+	FallbackError  Fallback = "error"  // nobody: Get returns ErrUnavailable
+)
 
 // withDefaults returns the policy with its defaults filled in, or says what cannot be used.
 func (p Policy) withDefaults() (Policy, error) {
@@ -74,6 +87,13 @@ func (p Policy) withDefaults() (Policy, error) {
 		p.Jitter = 0.1
 	case p.Jitter != Off && !(p.Jitter > 0 && p.Jitter <= 0.5):
 		err = errors.Join(err, &ConfigError{"Policy.Jitter", p.Jitter, "give a fraction up to 0.5, 0 for the default, or cache.Off"})
+	}
+	switch p.Fallback {
+	case "":
+		p.Fallback = FallbackLoader
+	case FallbackLoader, FallbackError:
+	default:
+		err = errors.Join(err, &ConfigError{"Policy.Fallback", fmt.Sprintf("%q", p.Fallback), "give cache.FallbackLoader, cache.FallbackError, or nothing for the default"})
 	}
 	return p, err
 }

@@ -294,13 +294,17 @@ func (r *redisTier) fill(ctx context.Context, fills []*filling, why publication)
 
 // send makes one round trip of commands that publish, and says what became of their messages: who is sure that one was not
 // published spares the others a gap.
-func (r *redisTier) send(ctx context.Context, commands []*rediscall.Command, messages []invalidation.Outgoing) (sent int64, err error) {
+func (r *redisTier) send(ctx context.Context, do sender, commands []*rediscall.Command, messages []invalidation.Outgoing) (sent int64, err error) {
 	sent = r.client.clock.now()
-	if err = r.client.write.Do(ctx, commands...); err != nil {
+	if err = do(ctx, commands...); err != nil {
 		r.client.weather(err)
 	}
 	for i, m := range messages {
-		if c := commands[i]; err == nil && c.Err() != nil && !rediscall.Unknown(c.Err()) {
+		failure := err
+		if err == nil {
+			failure = commands[i].Err()
+		}
+		if failure != nil && !rediscall.Unknown(failure) {
 			m.Void()
 		} else {
 			m.Done()
@@ -308,6 +312,9 @@ func (r *redisTier) send(ctx context.Context, commands []*rediscall.Command, mes
 	}
 	return sent, err
 }
+
+// sender is a way to send commands: that of a collector that heeds its breaker, or does not.
+type sender func(context.Context, ...*rediscall.Command) error
 
 func (r *redisTier) fillTrip(ctx context.Context, fills []*filling, why publication) error {
 	if err := ctx.Err(); err != nil {
@@ -322,7 +329,7 @@ func (r *redisTier) fillTrip(ctx context.Context, fills []*filling, why publicat
 		commands[i] = fillScript.Command(ctx, key, leaseOf(text), text[:offFresh], millis(f.ttl), text[offFill:offLease], text[offKeyLen:],
 			messages[i].Channel, messages[i].Payload, string(why))
 	}
-	sent, err := r.send(ctx, commands, messages)
+	sent, err := r.send(ctx, r.client.write.Do, commands, messages)
 	if err != nil {
 		return err
 	}
@@ -344,7 +351,8 @@ func (r *redisTier) fillTrip(ctx context.Context, fills []*filling, why publicat
 	return nil
 }
 
-// remove deletes keys, and with them whatever lease stands there, as many at once as go in a round trip, and tells the others. It
+// remove deletes keys, and with them whatever lease stands there, as many at once as go in a round trip, and tells the others. No
+// breaker holds it back. It
 // returns an error per key; one that wraps ErrUnpublished says that the key is deleted, and the others do not know. After a trip
 // that failed as a whole the rest is not tried: it would fail too, and take a budget each time.
 func (r *redisTier) remove(ctx context.Context, physical []string) []error {
@@ -368,7 +376,7 @@ func (r *redisTier) removeTrip(ctx context.Context, physical []string, errs []er
 		messages[i] = r.message(toTell, key)
 		commands[i] = deleteScript.Command(ctx, key, messages[i].Channel, messages[i].Payload)
 	}
-	sent, err := r.send(ctx, commands, messages)
+	sent, err := r.send(ctx, r.client.write.Insist, commands, messages)
 	if err != nil {
 		return err
 	}

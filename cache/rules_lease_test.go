@@ -68,11 +68,11 @@ func TestRule3_RedisIsFilledOnlyUnderALiveLease(t *testing.T) {
 			t.Errorf("%d fills failed, %d fills, %d local fills; want 1, 0, 0", s.FillErrors, s.Fills, s.LocalFills)
 		}
 	})
-	t.Run("after an error of Redis nothing is filled", func(t *testing.T) {
+	t.Run("after an error of Redis it is not filled", func(t *testing.T) {
 		for _, cut := range []string{"\r\nget\r\n", aLease} {
 			w := newWorld(t)
 			proxy := redistest.NewProxy(t, w.server.Addr())
-			a := w.instance(t, through(proxy), func(s *setup) { s.policy.LeaseTTL = time.Minute })
+			a := w.instance(t, through(proxy), forgetful, func(s *setup) { s.policy.LeaseTTL = time.Minute })
 			w.warmUp(t, a)
 			before := a.Stats()
 			w.put("k", v1)

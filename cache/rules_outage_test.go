@@ -30,7 +30,7 @@ func TestRule6_NilIsAnAnswerAndTheRestIsWeather(t *testing.T) {
 		t.Run("a Redis that hangs costs its budget, "+kind, func(t *testing.T) {
 			const budget = 50 * time.Millisecond
 			w := newWorldOn(t, redistest.Start(t))
-			a := w.instance(t, func(s *setup) { s.config.ReadBudget, s.config.WriteBudget, s.valved = budget, budget, hidden })
+			a := w.instance(t, forgetful, func(s *setup) { s.config.ReadBudget, s.config.WriteBudget, s.valved = budget, budget, hidden })
 			w.put("k", v1)
 			mustDo(t, a.rdb.Ping(t.Context()).Err())
 			w.server.Pause(t)
@@ -97,7 +97,7 @@ func TestRule6_NilIsAnAnswerAndTheRestIsWeather(t *testing.T) {
 func unconfirmedDelete(t *testing.T, w *world) (*redistest.Proxy, *instance) {
 	t.Helper()
 	proxy := redistest.NewProxy(t, w.server.Addr())
-	a := w.instance(t, through(proxy))
+	a := w.instance(t, through(proxy), forgetful, once)
 	w.put("k", v1)
 	a.mustGet(t, "k", v1)
 	a.client.Idle(t)
@@ -180,7 +180,7 @@ func TestRule7_UnconfirmedDeleteBypassesRedisForItsKey(t *testing.T) {
 		for _, name := range []string{"Update", "Set"} {
 			w := newWorld(t)
 			proxy := redistest.NewProxy(t, w.server.Addr())
-			a := w.instance(t, through(proxy))
+			a := w.instance(t, through(proxy), once)
 			w.put("k", v1)
 			mustDo(t, a.Set(t.Context(), "k", v1))
 			proxy.Refuse(true)
@@ -199,7 +199,7 @@ func TestRule7_UnconfirmedDeleteBypassesRedisForItsKey(t *testing.T) {
 	})
 	t.Run("when the caller's context ends, until the delete is confirmed behind", func(t *testing.T) {
 		w := newWorld(t)
-		a := w.instance(t, valved)
+		a := w.instance(t, valved, forgetful, once)
 		w.put("k", v1)
 		mustDo(t, a.Set(t.Context(), "k", v1))
 		w.put("k", v2)
@@ -216,7 +216,7 @@ func TestRule7_UnconfirmedDeleteBypassesRedisForItsKey(t *testing.T) {
 	})
 	t.Run("a load under way when it fails does not end it", func(t *testing.T) {
 		w := newWorld(t)
-		a := w.instance(t, valved)
+		a := w.instance(t, valved, forgetful, once)
 		w.put("k", v1)
 		gate := w.hold(t)
 		reader := a.startGet(t.Context(), "k")
@@ -233,7 +233,7 @@ func TestRule7_UnconfirmedDeleteBypassesRedisForItsKey(t *testing.T) {
 	})
 	t.Run("a write under way when it fails does not end it", func(t *testing.T) {
 		w := newWorld(t)
-		a := w.instance(t, valved)
+		a := w.instance(t, valved, forgetful, once)
 		var request *holdup
 		_, err := a.Update(t.Context(), "k", func(context.Context) (string, error) {
 			w.put("k", v1) // committed, and then
@@ -251,7 +251,7 @@ func TestRule7_UnconfirmedDeleteBypassesRedisForItsKey(t *testing.T) {
 	})
 	t.Run("a confirmation clears no newer debt", func(t *testing.T) {
 		w := newWorld(t)
-		a := w.instance(t, valved)
+		a := w.instance(t, valved, forgetful, once)
 		mustDo(t, a.Set(t.Context(), "k", v1))
 		requests := []*holdup{a.unconfirmed(t, "k"), a.unconfirmed(t, "k")}
 		w.put("k", v2)

@@ -70,4 +70,7 @@ func TestSetManyOfABrokenRedis(t *testing.T) {
 	if r, err := rows.GetResult(t.Context(), "a"); r.Value != "a row" || r.Why != cache.WhyBypassed || err != nil {
 		t.Errorf("%+v, %v; want the loader's", r, err)
 	}
+	if err := client.Close(); !errors.Is(err, cache.ErrUnconfirmed) {
+		t.Errorf("Close with deletes that are owed: %v", err)
+	}
 }

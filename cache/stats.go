@@ -16,7 +16,9 @@ type Stats struct {
 
 	LoaderCalls   uint64 // calls of the loader
 	Loads         uint64 // keys asked of the loader
-	LoadErrors    uint64 // keys it failed for
+	LoadErrors    uint64 // keys it failed for, or that found no place to be loaded
+	Degraded      uint64 // keys that the loader was to answer without Redis, which gave no answer, or had not confirmed a delete
+	Unavailable   uint64 // keys that nobody answered: Redis did not, and Policy.Fallback is FallbackError
 	ForeignRows   uint64 // keys it answered, be it by an error, without being asked
 	LeaseWaits    uint64 // waits for the load of another process
 	LeaseTimeouts uint64 // of these, those that LeaseWait ended
@@ -36,7 +38,9 @@ type Stats struct {
 	EncodeErrors  uint64 // values that the codec could not write
 
 	Invalidated uint64 // deletes: the distinct keys of Invalidate, and of writes that Redis did not take
-	Unconfirmed uint64 // of these, those that Redis did not confirm in the end, also where the caller of Invalidate left before
+	Unconfirmed uint64 // of these, those that Redis did not confirm at once, also where the caller of Invalidate left before
+	Retried     uint64 // deletes that a later try behind confirmed
+	Overflowed  uint64 // deletes that found no room to be tried again: the whole cache did without Redis for TTL
 	Unpublished uint64 // messages that Redis refused to publish
 	Received    uint64 // keys that other processes invalidated or wrote, as the bus told
 
@@ -47,11 +51,18 @@ type Stats struct {
 // ClientStats are the counters of a client since it was opened, and one gauge.
 type ClientStats struct {
 	// RedisErrors counts what went wrong with Redis by kind: timeout, transport, pool, closed, loading, cluster_down,
-	// master_down, busy, max_clients, read_only, oom, wrong_type, denied, reply, other. redis.Nil is not among them. A Redis
+	// master_down, busy, max_clients, read_only, oom, wrong_type, denied, reply, breaker_open, other. redis.Nil is not among them. A Redis
 	// that refuses connections may count as timeout: go-redis goes on dialling until the budget ends.
 	RedisErrors map[string]uint64
 	// RoundTrips is the number of times that something was sent to Redis and a reply awaited.
 	RoundTrips uint64
+	// SickNodes is the number of Redis nodes whose breaker is open: nothing is read there until a trial, once a second, succeeds. Refused
+	// commands count as breaker_open.
+	SickNodes int
+	// LoadsRunning and LoadsWaiting are the loads that have a place, and those that wait for one (Config.MaxLoads).
+	LoadsRunning, LoadsWaiting int
+	// Overloaded is the number of loads that got ErrOverloaded.
+	Overloaded uint64
 	// StuckCalls is the number of calls that go-redis has not given back yet after our budget or their caller ended.
 	StuckCalls int
 }
@@ -65,7 +76,8 @@ type counters struct {
 	localFills, localRejected, localOvertaken            atomic.Uint64
 	badFrames, foreignFrames, wrongTypes, newerSchema    atomic.Uint64
 	decodeErrors, encodeErrors, invalidated, unconfirmed atomic.Uint64
-	unpublished, received                                atomic.Uint64
+	unpublished, received, retried                       atomic.Uint64
+	degraded, unavailable                                atomic.Uint64
 }
 
 // Stats returns the counters of the cache.
@@ -73,13 +85,13 @@ func (c *Cache[K, V]) Stats() Stats {
 	s := &c.stats
 	out := Stats{
 		RedisHits: s.redisHits.Load(), Misses: s.misses.Load(), Joined: s.joined.Load(),
-		LoaderCalls: s.loaderCalls.Load(), Loads: s.loads.Load(), LoadErrors: s.loadErrors.Load(), ForeignRows: s.foreignRows.Load(),
+		LoaderCalls: s.loaderCalls.Load(), Loads: s.loads.Load(), LoadErrors: s.loadErrors.Load(), Degraded: s.degraded.Load(), Unavailable: s.unavailable.Load(), ForeignRows: s.foreignRows.Load(),
 		LeaseWaits: s.leaseWaits.Load(), LeaseTimeouts: s.leaseTimeouts.Load(),
 		Fills: s.fills.Load(), FillsRefused: s.fillsRefused.Load(), FillErrors: s.fillErrors.Load(),
 		LocalFills: s.localFills.Load(), LocalRejected: s.localRejected.Load(), LocalOvertaken: s.localOvertaken.Load(),
 		BadFrames: s.badFrames.Load(), ForeignFrames: s.foreignFrames.Load(), WrongTypes: s.wrongTypes.Load(),
 		NewerSchema: s.newerSchema.Load(), DecodeErrors: s.decodeErrors.Load(), EncodeErrors: s.encodeErrors.Load(),
-		Invalidated: s.invalidated.Load(), Unconfirmed: s.unconfirmed.Load(), Unpublished: s.unpublished.Load(), Received: s.received.Load(),
+		Invalidated: s.invalidated.Load(), Unconfirmed: s.unconfirmed.Load(), Unpublished: s.unpublished.Load(), Retried: s.retried.Load(), Overflowed: c.unconfirmed.overflows.Load(), Received: s.received.Load(),
 		InFlight: c.flights.len(), UnconfirmedKeys: c.unconfirmed.len(),
 	}
 	if c.local != nil {
@@ -91,9 +103,11 @@ func (c *Cache[K, V]) Stats() Stats {
 // Stats returns the counters of the client.
 func (c *Client) Stats() ClientStats {
 	out := ClientStats{
-		RedisErrors: map[string]uint64{},
-		RoundTrips:  c.read.Trips() + c.write.Trips(),
-		StuckCalls:  c.read.Stuck() + c.write.Stuck(),
+		RedisErrors:  map[string]uint64{},
+		RoundTrips:   c.read.Trips() + c.write.Trips(),
+		SickNodes:    c.read.Sick(),
+		LoadsRunning: int(c.gate.running.Load()), LoadsWaiting: int(c.gate.waiting.Load()), Overloaded: c.gate.refused.Load(),
+		StuckCalls: c.read.Stuck() + c.write.Stuck(),
 	}
 	for class := range c.errors {
 		if n := c.errors[class].Load(); n > 0 {

@@ -1,6 +1,8 @@
 package cache
 
 import (
+	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,8 +17,10 @@ type unconfirmed struct {
 	clock *clock
 	keep  time.Duration // how long a key is remembered
 
-	sequence atomic.Uint64
-	some     atomic.Bool // whether there is anything to look for; guarded by mu for writing
+	sequence  atomic.Uint64
+	some      atomic.Bool   // whether there is anything to look for; guarded by mu for writing
+	overflows atomic.Uint64 // keys that found no room
+	retrying  atomic.Bool   // whether a goroutine tries again
 
 	mu    sync.Mutex
 	keys  map[string]debt // guarded by mu
@@ -50,7 +54,8 @@ func (u *unconfirmed) owe(sequence uint64, physical ...string) {
 		}
 		if _, known := u.keys[key]; !known && len(u.keys) >= maxUnconfirmed {
 			u.until = until
-			return
+			u.overflows.Add(1)
+			continue
 		}
 		if u.keys == nil {
 			u.keys = make(map[string]debt)
@@ -101,9 +106,77 @@ func (u *unconfirmed) has(physical string) bool {
 	return ok || u.until > now
 }
 
+// owed returns the keys that are remembered now, each with the number of its last write.
+func (u *unconfirmed) owed() (keys []string, sequences []uint64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.sweep(u.clock.now())
+	for key, d := range u.keys {
+		keys, sequences = append(keys, key), append(sequences, d.sequence)
+	}
+	u.some.Store(len(u.keys) > 0 || u.until > u.clock.now())
+	return keys, sequences
+}
+
 // len returns how many keys are remembered.
 func (u *unconfirmed) len() int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return len(u.keys)
+}
+
+// retryEvery is the time between two tries of what Redis did not confirm.
+const retryEvery = 500 * time.Millisecond
+
+// owe remembers deletes that Redis did not confirm, and has them tried again until it does.
+func (c *Cache[K, V]) owe(sequence uint64, physical ...string) {
+	c.unconfirmed.owe(sequence, physical...)
+	if len(physical) > 0 {
+		c.retry()
+	}
+}
+
+// retry starts the goroutine that tries again, unless it runs.
+func (c *Cache[K, V]) retry() {
+	if c.unconfirmed.retrying.CompareAndSwap(false, true) && !c.client.retries.Go(c.retryUntilSettled) {
+		c.unconfirmed.retrying.Store(false) // Close tries for the last time
+	}
+}
+
+func (c *Cache[K, V]) retryUntilSettled() {
+	defer func() {
+		c.unconfirmed.retrying.Store(false)
+		if c.unconfirmed.len() > 0 { // owed meanwhile
+			c.retry()
+		}
+	}()
+	timer := time.NewTimer(c.client.retryEvery)
+	defer timer.Stop()
+	for c.unconfirmed.len() > 0 {
+		select {
+		case <-timer.C:
+			c.settleOwed(context.Background())
+			timer.Reset(c.client.retryEvery)
+		case <-c.client.closing:
+			return
+		}
+	}
+}
+
+// settleOwed tries the deletes that are owed once more, and returns how many of them are left. A confirmation settles what was owed when
+// it was sent, and nothing newer.
+func (c *Cache[K, V]) settleOwed(ctx context.Context) (left int) {
+	keys, sequences := c.unconfirmed.owed()
+	if ctx.Err() != nil {
+		return len(keys)
+	}
+	for i, err := range c.redis.remove(ctx, keys) {
+		if err == nil || errors.Is(err, ErrUnpublished) {
+			c.stats.retried.Add(1)
+			c.unconfirmed.settle(keys[i], sequences[i])
+		} else {
+			left++
+		}
+	}
+	return left
 }

@@ -56,7 +56,7 @@ func (c *Cache[K, V]) drop(ctx context.Context, targets []target[K]) map[K]error
 			}
 		}
 		c.stats.unconfirmed.Add(uint64(len(owed)))
-		c.unconfirmed.owe(sequence, owed...)
+		c.owe(sequence, owed...)
 		c.moveAll(targets)
 		for _, t := range settled {
 			c.unconfirmed.settle(t.physical, sequence)
@@ -82,7 +82,7 @@ func (c *Cache[K, V]) drop(ctx context.Context, targets []target[K]) map[K]error
 	for _, t := range targets {
 		failed[t.key] = fmt.Errorf("%w: %w", ErrUnconfirmed, cause)
 	}
-	c.unconfirmed.owe(sequence, physicalOf(targets)...)
+	c.owe(sequence, physicalOf(targets)...)
 	c.moveAll(targets)
 	return failed
 }
