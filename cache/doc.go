@@ -19,7 +19,7 @@
 // another's lease waits for its value, as long as that lease lives: the bus wakes it, and a timer too.
 //
 // Redis is never in the way: whatever it answers but a value or redis.Nil, or if it answers nothing inside the read budget,
-// the loader answers instead, and nothing is filled.
+// the loader answers instead, and Redis is not filled: see below.
 //
 // # How an Invalidate runs
 //
@@ -41,11 +41,55 @@
 // become void at once, and again when the new subscription stands; Redis or the loader answers. What the local tier takes in
 // meanwhile lives for Config.DegradedTTL at most. Client.Bus tells how it is.
 //
+// # When Redis is sick
+//
+// Nothing waits for the time-outs of the Redis client. A Get waits for Redis for three read budgets at most: one for what it
+// holds, two for the lease where it holds nothing. A delete takes one write budget for each 500 keys, Update and Set two of each
+// kind at most beside the writer. A deadline of the caller's that comes first wins.
+//
+// After five round trips in a row that fail or outlast their budget a breaker opens: nothing waits for Redis then, and the
+// loader is asked at once. Once a second one read, which no caller waits for, tries whether Redis is back. On a cluster each
+// node has its breaker. Deletes are sent whatever the breaker says.
+//
+// The database must not fall sick of it. One load for each key and process runs at a time, Config.MaxLoads bound all loads of
+// the client, and what was loaded without Redis is kept in this process for Config.DegradedTTL. Where the source cannot bear
+// even that, Policy.Fallback gives the callers ErrUnavailable instead.
+//
+// Invalidate, Update and Set return ErrUnconfirmed if Redis may still hold the old value. This process does without Redis for
+// the key then, and tries the delete again twice a second, for as many as 10 000 keys of a cache; beyond that it does without
+// Redis for the whole cache for TTL.
+//
+// What each call gets, as tested on a standalone Redis, with Sentinel and on a cluster; "writes" are Update and Invalidate,
+// "counted as" speaks of ClientStats.RedisErrors. Once the fault is over, all that was not confirmed is deleted, and Redis
+// answers again.
+//
+//	what befalls Redis                             Get      writes          counted as                             breaker
+//	stopped (SIGSTOP)                              loader   ErrUnconfirmed  timeout                                opens
+//	killed                                         loader   ErrUnconfirmed  transport / timeout                    opens
+//	restarted empty                                loader   nil             nothing / transport                    -
+//	black hole                                     loader   ErrUnconfirmed  timeout                                opens
+//	300 ms slow                                    loader   ErrUnconfirmed  timeout                                opens
+//	connections refused                            loader   ErrUnconfirmed  transport / timeout                    opens
+//	out of memory                                  Redis    nil             oom                                    -
+//	read-only                                      Redis    ErrUnconfirmed  read_only                              -
+//	too few replicas                               Redis    ErrUnconfirmed  master_down                            -
+//	loading its data                               loader   ErrUnconfirmed  loading                                opens
+//	a script that does not end                     loader   ErrUnconfirmed  busy                                   opens
+//	no connection free                             loader   ErrUnconfirmed  pool / timeout                         opens
+//	rights withdrawn                               loader   ErrUnconfirmed  denied                                 -
+//	a master is dead: its keys                     loader   ErrUnconfirmed  transport / timeout / cluster_down     opens
+//	a master is dead: the other keys               Redis    nil             nothing                                -
+//	a master is dead, full coverage is required    loader   ErrUnconfirmed  cluster_down                           opens
+//	after a failover                               Redis    nil             nothing / transport / timeout          -
+//
+// Out of memory, and where scripts are refused, Redis goes on to answer what it holds; what it does not hold is loaded without
+// it.
+//
 // # What is promised
 //
 // After Invalidate returned nil or an error, a Get that begins in this process returns at least the state that the database
 // had when Invalidate was called. If it returned an error, Redis may still hold the old value: this process then does not read
-// that key from Redis until a later delete of it succeeds or TTL has passed. After it returned nil, nothing that Redis can
+// that key from Redis until the delete, which is tried again, succeeds or TTL has passed. After it returned nil, nothing that Redis can
 // serve is older than that state, whatever was in flight anywhere.
 //
 // Then the same holds in each other process, for every Get that begins after it handled the message. If its bus lost the message,

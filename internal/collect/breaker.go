@@ -126,12 +126,13 @@ func (s *breakers) of(node *redis.Client) *breaker {
 	return b
 }
 
-// open returns how many breakers are open now.
-func (s *breakers) open() (n int) {
+// sick returns how many nodes failed when they were last tried, and were tried, or asked for, since about openFor. A node that has left
+// the cluster is not among them for long.
+func (s *breakers) sick() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range s.byNode {
-		if b.open.Load() {
+		if b.circuit.State() == gobreaker.StateOpen || b.probing.Load() {
 			n++
 		}
 	}

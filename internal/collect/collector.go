@@ -103,8 +103,8 @@ func (c *Collector) Trips() (n uint64) {
 	return n
 }
 
-// Sick tells for how many nodes the breaker is open now.
-func (c *Collector) Sick() int { return c.breakers.open() }
+// Sick tells for how many nodes the breaker is open now. One that nobody asks is not known to be sick after a second.
+func (c *Collector) Sick() int { return c.breakers.sick() }
 
 // Stuck tells how many trips go-redis has not given back after their budget.
 func (c *Collector) Stuck() (n int) {
