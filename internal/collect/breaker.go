@@ -26,7 +26,6 @@ const (
 type breaker struct {
 	circuit *gobreaker.TwoStepCircuitBreaker[any]
 	open    atomic.Bool // or half-open
-	probing atomic.Bool
 }
 
 func newBreaker() *breaker {
@@ -69,8 +68,10 @@ func outcome(err error, cmds []*rediscall.Command) error {
 		return evidence(err)
 	}
 	for _, cmd := range cmds {
-		if err := cmd.Err(); err != nil && err != redis.Nil && evidence(err) != nil {
-			return err
+		if err := cmd.Err(); err != nil && err != redis.Nil {
+			if err := evidence(err); err != nil && err != errNoEvidence {
+				return err
+			}
 		}
 	}
 	return nil
@@ -93,15 +94,14 @@ func evidence(err error) error {
 	return nil
 }
 
-// refuses tells whether a call need not be made. If it is time to try Redis again, it lets probe do so.
-func (b *breaker) refuses(probe func(ended func()) bool) bool {
+// refuses tells whether a call need not be made. If it is time to try Redis again, it lets probe do so, under the one watch that there
+// is then.
+func (b *breaker) refuses(probe func(watched) bool) bool {
 	if !b.open.Load() {
 		return false
 	}
-	if b.circuit.State() == gobreaker.StateHalfOpen && b.probing.CompareAndSwap(false, true) {
-		if !probe(func() { b.probing.Store(false) }) {
-			b.probing.Store(false)
-		}
+	if watch := b.watch(); watch != nil && !probe(watch) {
+		watch.end(errNoEvidence)
 	}
 	return true
 }
@@ -132,7 +132,7 @@ func (s *breakers) sick() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range s.byNode {
-		if b.circuit.State() == gobreaker.StateOpen || b.probing.Load() {
+		if b.open.Load() && (b.circuit.State() == gobreaker.StateOpen || b.circuit.Counts().Requests > 0) {
 			n++
 		}
 	}

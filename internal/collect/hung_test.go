@@ -47,7 +47,7 @@ func TestABudgetIsExact(t *testing.T) {
 					calls.Go(func() {
 						time.Sleep(time.Duration(n) * budget / 20) // the last ones come when the first have ended
 						began := time.Now()
-						_, err := c.Get(context.Background(), "k")
+						err := c.Insist(context.Background(), rediscall.NewCommand(context.Background(), "get", "k")) // its breaker opens
 						closed := closing && time.Since(began) == 0
 						if took := time.Since(began); !closed && (took != budget || rediscall.Classify(err) != rediscall.Timeout) {
 							t.Errorf("budget %v: call %d took %v: %v", budget, n, took, err)

@@ -187,6 +187,7 @@ func (n *nodes) queue(ctx context.Context, key string, every *queue) *queue {
 		n.queues = map[*redis.Client]*queue{}
 	}
 	q = newQueue(client, every.budget, n.breakers.of(client), false)
+	q.failed = func(err error) { n.doubt(context.Background(), err) }
 	n.queues[client] = q
 	return q
 }

@@ -38,6 +38,7 @@ type queue struct {
 	straight *rediscall.Runner // with the leash as its budget; nil where there is no straight way
 	budget   time.Duration
 	breaker  *breaker
+	failed   func(error) // hears what came of a probe; may be nil
 	mget     atomic.Bool // whether all keys are the node's, so that GETs can travel as one MGET
 	group    group.Group // the workers, and who is on the straight way
 	calls    sync.Pool   // of *call
@@ -144,11 +145,18 @@ func (q *queue) direct(ctx context.Context, cmds []*rediscall.Command, insist bo
 // refuses tells whether a call need not be made, since the node is known to be sick. key is what the node may be asked for to see
 // whether it still is.
 func (q *queue) refuses(key string) bool {
-	return q.breaker.refuses(func(ended func()) bool {
+	return q.breaker.refuses(func(watch watched) bool {
 		return q.group.Go(func() {
-			defer ended()
 			ctx := context.Background()
-			_ = q.do(ctx, []*rediscall.Command{rediscall.NewCommand(ctx, "get", key)}, true) // the breaker watches
+			cmds := []*rediscall.Command{rediscall.NewCommand(ctx, "get", key)}
+			err := q.do(ctx, cmds, true)
+			watch.end(outcome(err, cmds))
+			if q.failed != nil {
+				if err == nil {
+					err = cmds[0].Err()
+				}
+				q.failed(err)
+			}
 		})
 	})
 }
@@ -255,12 +263,12 @@ func (q *queue) employ() {
 func (q *queue) work(w *worker) {
 	for q.take(w) {
 		err, found := q.trip(q.runner, w.calls)
+		q.mu.Lock()
+		w.watch.end(found) // before its callers go on
+		q.mu.Unlock()
 		for _, c := range w.calls {
 			c.end(err)
 		}
-		q.mu.Lock()
-		w.watch.end(found)
-		q.mu.Unlock()
 		runtime.Gosched() // who was just answered may ask again: the next trip takes them along
 	}
 }
@@ -328,9 +336,17 @@ func (q *queue) expire() {
 	q.waiting = slices.DeleteFunc(q.waiting, func(c *call) bool { return c.taken.Load() || ended(c) })
 	for _, w := range q.workers {
 		for _, c := range w.calls {
-			if !c.over.Load() && ended(c) && time.Since(w.began) >= q.budget {
-				w.watch.end(rediscall.ErrBudget) // it may hang for long
+			if !c.over.Load() {
+				ended(c)
 			}
+		}
+		if w.watch == nil {
+			continue
+		}
+		if left := q.budget - time.Since(w.began); left > 0 { // it began after its calls came
+			pending, next = true, min(next, now+left)
+		} else {
+			w.watch.end(rediscall.ErrBudget) // it may hang for long
 		}
 	}
 	if len(q.waiting) > 0 {
