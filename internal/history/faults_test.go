@@ -50,7 +50,28 @@ func standalone(t testing.TB) *topology {
 			"restarted empty": func(t testing.TB, _ *world) { server.Kill(t); server.RestartEmpty(t) },
 			"flushed":         func(_ testing.TB, _ *world) { server.Admin().FlushAll(context.Background()) },
 			"process stopped": pauseMember,
+			"slow": func(_ testing.TB, w *world) {
+				p := w.proxy()
+				p.Delay(redistest.ToClient, 2*readBudget)
+				hold()
+				p.Delay(redistest.ToClient, 0)
+			},
+			"out of memory": asked(server, []any{"config", "set", "maxmemory", "1"}, []any{"config", "set", "maxmemory", "0"}),
+			"read-only":     asked(server, []any{"replicaof", "127.0.0.1", "1"}, []any{"replicaof", "no", "one"}),
+			"long outage":   func(t testing.TB, _ *world) { server.Kill(t); time.Sleep(1200 * time.Millisecond); server.StartAgain(t) },
 		},
+	}
+}
+
+// asked lets a server fall sick by a command, and recover by another.
+func asked(server *redistest.Server, begin, end []any) func(testing.TB, *world) {
+	return func(t testing.TB, _ *world) {
+		for _, command := range [][]any{begin, end} {
+			if err := server.Admin().Do(context.Background(), command...).Err(); err != nil {
+				t.Error(err)
+			}
+			hold()
+		}
 	}
 }
 
