@@ -85,7 +85,7 @@ type Client struct {
 // member is a cache without its types.
 type member interface {
 	listener() invalidation.Handler
-	settleOwed(ctx context.Context) (left int)
+	settleOwed(ctx context.Context, do sender) (left int)
 	close()
 }
 
@@ -273,7 +273,7 @@ func (c *Client) settleLast(deadline time.Time) int {
 	var left atomic.Int64
 	var all sync.WaitGroup
 	for _, cache := range c.members() {
-		all.Go(func() { left.Add(int64(cache.settleOwed(ctx))) })
+		all.Go(func() { left.Add(int64(cache.settleOwed(ctx, c.write.Insist))) })
 	}
 	all.Wait()
 	return int(left.Load())

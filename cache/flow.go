@@ -277,7 +277,7 @@ func (c *Cache[K, V]) load(l *load, attempts []*attempt[K, V], loader Loader[K, 
 		}
 		switch {
 		case f != nil && a.withoutRedis():
-			c.keep(f.flight, f.entry, f.flight.stamp, c.client.clock.now(), min(f.ttl, c.client.config.DegradedTTL), len(f.frame.payload))
+			c.keepWithoutRedis(f)
 			c.flights.remove(a.flight)
 		case f != nil:
 			fills = append(fills, f)
@@ -293,10 +293,14 @@ func (c *Cache[K, V]) load(l *load, attempts []*attempt[K, V], loader Loader[K, 
 	c.fill(l.ctx, fills)
 }
 
-// withoutRedis tells whether the loader answers in the place of a Redis that does not, or must not be asked. What it says is then kept
-// in this process alone, and for a short time: that spares the source, and needs no lease, since each invalidation that this process
-// learns of voids it as it does any local entry.
+// withoutRedis tells whether the loader answers in the place of a Redis that does not, or must not be asked.
 func (a *attempt[K, V]) withoutRedis() bool { return a.why == WhyRedis || a.why == WhyBypassed }
+
+// keepWithoutRedis keeps what Redis did not take, or was not given, in this process alone and for a short time. That spares the source,
+// and needs no lease: each invalidation that this process learns of voids it as it does any local entry.
+func (c *Cache[K, V]) keepWithoutRedis(f *fill[K, V]) {
+	c.keep(f.flight, f.entry, f.flight.stamp, c.client.clock.now(), min(f.ttl, c.client.config.DegradedTTL), len(f.frame.payload))
+}
 
 // mayLoad returns the flights that the loader may answer. The others have failed.
 func (c *Cache[K, V]) mayLoad(attempts []*attempt[K, V]) (allowed []*attempt[K, V]) {
@@ -385,10 +389,14 @@ func (c *Cache[K, V]) fill(ctx context.Context, fills []*fill[K, V]) {
 	c.redis.fill(context.WithoutCancel(ctx), all, toWake)
 	var left []heldLease // stand until their end, if the fill was lost
 	for _, f := range fills {
-		if f.err == nil {
-			c.keep(f.flight, f.entry, f.flight.stamp, now, f.ttl, len(f.frame.payload))
-		} else {
+		if f.err != nil {
 			left = append(left, heldLease{f.frame.key, f.frame.lease})
+		}
+		switch {
+		case f.err == nil:
+			c.keep(f.flight, f.entry, f.flight.stamp, now, f.ttl, len(f.frame.payload))
+		case f.err != errLeaseVoid: // Redis did not refuse it: it is away now
+			c.keepWithoutRedis(f)
 		}
 		c.flights.remove(f.flight)
 	}

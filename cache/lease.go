@@ -131,22 +131,56 @@ func (r *redisTier) leaseCommand(ctx context.Context, mode leaseMode, w *wantedL
 		w.reject, text[:offLease], text[offKeyLen:], flags)
 }
 
-// abandonLeases gives leases back behind the caller's back.
+// abandonLeases gives leases back behind the caller's back. What Redis does not confirm is tried again while the leases live: others
+// would wait for them.
 func (r *redisTier) abandonLeases(ctx context.Context, held []heldLease) {
 	if len(held) == 0 {
 		return
 	}
 	ctx = context.WithoutCancel(ctx)
+	end := time.Now().Add(r.leaseTTL)
 	r.client.deletes.Go(func() {
-		trips(len(held), func(from, to int) error {
-			commands := make([]*rediscall.Command, 0, to-from)
-			for _, h := range held[from:to] {
-				m := r.message(toWake, h.key)
-				commands = append(commands, releaseScript.Command(ctx, h.key, h.lease.text(), m.Channel, m.Payload))
-			}
-			return r.leaseCalls(ctx, commands)
-		})
+		if left := r.release(ctx, held); len(left) > 0 {
+			r.client.retries.Go(func() { r.releaseUntil(ctx, end, left) })
+		}
 	})
+}
+
+func (r *redisTier) releaseUntil(ctx context.Context, end time.Time, held []heldLease) {
+	ticker := time.NewTicker(r.leaseTTL / 10)
+	defer ticker.Stop()
+	for len(held) > 0 && time.Now().Before(end) {
+		select {
+		case <-ticker.C:
+			held = r.release(ctx, held)
+		case <-r.client.closing:
+			return
+		}
+	}
+}
+
+// release gives leases back, and returns those whose end Redis did not confirm.
+func (r *redisTier) release(ctx context.Context, held []heldLease) (left []heldLease) {
+	confirmed := 0
+	trips(len(held), func(from, to int) error {
+		commands := make([]*rediscall.Command, 0, to-from)
+		for _, h := range held[from:to] {
+			m := r.message(toWake, h.key)
+			commands = append(commands, releaseScript.Command(ctx, h.key, h.lease.text(), m.Channel, m.Payload))
+		}
+		err := r.leaseCalls(ctx, commands)
+		if err != nil {
+			return err
+		}
+		confirmed = to
+		for i, c := range commands {
+			if c.Err() != nil {
+				left = append(left, held[from+i])
+			}
+		}
+		return nil
+	})
+	return append(left, held[confirmed:]...)
 }
 
 // The outcomes of the lease script.

@@ -351,14 +351,13 @@ func (r *redisTier) fillTrip(ctx context.Context, fills []*filling, why publicat
 	return nil
 }
 
-// remove deletes keys, and with them whatever lease stands there, as many at once as go in a round trip, and tells the others. No
-// breaker holds it back. It
+// remove deletes keys, and with them whatever lease stands there, as many at once as go in a round trip, and tells the others. It
 // returns an error per key; one that wraps ErrUnpublished says that the key is deleted, and the others do not know. After a trip
 // that failed as a whole the rest is not tried: it would fail too, and take a budget each time.
-func (r *redisTier) remove(ctx context.Context, physical []string) []error {
+func (r *redisTier) remove(ctx context.Context, do sender, physical []string) []error {
 	errs := make([]error, len(physical))
 	trips(len(physical), func(from, to int) error {
-		err := r.removeTrip(ctx, physical[from:to], errs[from:to])
+		err := r.removeTrip(ctx, do, physical[from:to], errs[from:to])
 		if err != nil {
 			for i := from; i < len(errs); i++ {
 				errs[i] = err
@@ -369,14 +368,14 @@ func (r *redisTier) remove(ctx context.Context, physical []string) []error {
 	return errs
 }
 
-func (r *redisTier) removeTrip(ctx context.Context, physical []string, errs []error) error {
+func (r *redisTier) removeTrip(ctx context.Context, do sender, physical []string, errs []error) error {
 	commands := make([]*rediscall.Command, len(physical))
 	messages := make([]invalidation.Outgoing, len(physical))
 	for i, key := range physical {
 		messages[i] = r.message(toTell, key)
 		commands[i] = deleteScript.Command(ctx, key, messages[i].Channel, messages[i].Payload)
 	}
-	sent, err := r.send(ctx, r.client.write.Insist, commands, messages)
+	sent, err := r.send(ctx, do, commands, messages)
 	if err != nil {
 		return err
 	}

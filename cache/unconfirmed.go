@@ -155,7 +155,8 @@ func (c *Cache[K, V]) retryUntilSettled() {
 	for c.unconfirmed.len() > 0 {
 		select {
 		case <-timer.C:
-			c.settleOwed(context.Background())
+			// Not while the breaker is open: dials that fail make go-redis slow to come back.
+			c.settleOwed(context.Background(), c.client.write.Do)
 			timer.Reset(c.client.retryEvery)
 		case <-c.client.closing:
 			return
@@ -165,12 +166,12 @@ func (c *Cache[K, V]) retryUntilSettled() {
 
 // settleOwed tries the deletes that are owed once more, and returns how many of them are left. A confirmation settles what was owed when
 // it was sent, and nothing newer.
-func (c *Cache[K, V]) settleOwed(ctx context.Context) (left int) {
+func (c *Cache[K, V]) settleOwed(ctx context.Context, do sender) (left int) {
 	keys, sequences := c.unconfirmed.owed()
 	if ctx.Err() != nil {
 		return len(keys)
 	}
-	for i, err := range c.redis.remove(ctx, keys) {
+	for i, err := range c.redis.remove(ctx, do, keys) {
 		if err == nil || errors.Is(err, ErrUnpublished) {
 			c.stats.retried.Add(1)
 			c.unconfirmed.settle(keys[i], sequences[i])

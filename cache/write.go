@@ -36,7 +36,7 @@ func (c *Cache[K, V]) drop(ctx context.Context, targets []target[K]) map[K]error
 	ended := false // guarded by mu
 	done := make(chan map[K]error, 1)
 	started := c.client.deletes.Go(func() {
-		errs := c.redis.remove(context.WithoutCancel(ctx), physicalOf(targets))
+		errs := c.redis.remove(context.WithoutCancel(ctx), c.client.write.Insist, physicalOf(targets))
 		mu.Lock()
 		defer mu.Unlock()
 		ended = true

@@ -20,7 +20,10 @@ type healthReport struct {
 	Database string `json:"database"`
 	// Redis counts what went wrong since the start, by kind.
 	Redis map[string]uint64 `json:"redis_errors"`
-	Bus   busReport         `json:"bus"`
+	// Sick is how many nodes of Redis are not asked now, and Waiting how many loads wait for the database.
+	Sick    int       `json:"redis_sick"`
+	Waiting int       `json:"loads_waiting"`
+	Bus     busReport `json:"bus"`
 }
 
 // busReport says whether this instance hears what others write. While it does not, its local tier keeps things for a short time.
@@ -34,7 +37,8 @@ type busReport struct {
 func (h *health) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), time.Second)
 	defer cancel()
-	report := healthReport{Ready: true, Database: "ok", Redis: h.client.Stats().RedisErrors}
+	stats := h.client.Stats()
+	report := healthReport{Ready: true, Database: "ok", Redis: stats.RedisErrors, Sick: stats.SickNodes, Waiting: stats.LoadsWaiting}
 	if err := h.db.ping(ctx); err != nil {
 		report.Ready, report.Database = false, "does not answer"
 	}

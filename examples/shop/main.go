@@ -84,7 +84,10 @@ func run(ctx context.Context, config config, ready func(net.Addr, *catalog)) (er
 	rdb := redis.NewClient(options)
 	defer end(rdb.Close)
 
-	client, err := cache.Open(rdb, cache.Config{Namespace: "shop", Logger: config.log})
+	client, err := cache.Open(rdb, cache.Config{
+		Namespace: "shop", Logger: config.log,
+		MaxLoads: maxConnections, // a load takes one: more at once would only wait for one another
+	})
 	if err != nil {
 		return err
 	}

@@ -237,8 +237,8 @@ func hasTag(headers []string, tag string) bool {
 	return false
 }
 
-// unavailable says that there is no answer now: the database is away, or slow, and no tier holds what was asked for. It says so
-// also when the request has ended, since a client that has only finished sending still reads.
+// unavailable says that there is no answer now: the database is away, slow, or has too much to do (cache.ErrOverloaded), and no tier
+// holds what was asked for. It says so also when the request has ended, since a client that has only finished sending still reads.
 func (s *server) unavailable(w http.ResponseWriter, r *http.Request, err error) {
 	s.log.Error("no answer", "path", r.URL.Path, "error", err)
 	w.Header().Set("Retry-After", "1")

@@ -25,6 +25,9 @@ type store struct {
 	side *sql.DB // a connection of its own for ping: a full pool is no database that is away
 }
 
+// maxConnections is this instance's share of what the database bears.
+const maxConnections = 16
+
 const schema = `CREATE TABLE IF NOT EXISTS product (
 	id BIGINT PRIMARY KEY, name TEXT NOT NULL, cents BIGINT NOT NULL, version BIGINT NOT NULL)`
 
@@ -38,7 +41,7 @@ func openStore(ctx context.Context, url string) (*store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("DATABASE_URL: %w", err)
 	}
-	db.SetMaxOpenConns(16)
+	db.SetMaxOpenConns(maxConnections)
 	if driver == "sqlite" {
 		db.SetMaxOpenConns(1) // each connection to :memory: is a database of its own
 	}

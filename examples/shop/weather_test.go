@@ -91,6 +91,44 @@ func TestDatabaseStopped(t *testing.T) {
 	})
 }
 
+// TestDatabaseOverloaded: while the database answers nobody, as many loads wait as may; the requests beyond are told to come later.
+func TestDatabaseOverloaded(t *testing.T) {
+	servers := realServers(t)
+	a := servers.start(t)
+	a.awaitBus(t, true)
+	lock, err := servers.db.Begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Rollback()
+	if _, err := lock.Exec("LOCK TABLE product"); err != nil {
+		t.Fatal(err)
+	}
+	const places, requests = maxConnections * 5, maxConnections*5 + 20 // four wait for each connection
+	statuses := make(chan int, requests)
+	var all sync.WaitGroup
+	for id := range requests {
+		all.Go(func() { statuses <- a.must(t, "GET", fmt.Sprint("/products/", id+1), "").status })
+	}
+	for range requests - places {
+		if status := <-statuses; status != 503 {
+			t.Errorf("a request beyond what may wait: %d", status)
+		}
+	}
+	eventually(t, "the others wait", func() bool {
+		return strings.Contains(a.must(t, "GET", "/healthz", "").body, fmt.Sprintf(`"loads_waiting":%d`, 4*maxConnections))
+	})
+	if err := lock.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	all.Wait()
+	for range places {
+		if status := <-statuses; status != 200 && status != 404 {
+			t.Errorf("a request that waited: %d", status)
+		}
+	}
+}
+
 // TestLoad: no instance answers with less than what it acknowledged, under a load of reads, batches and writes on two instances.
 func TestLoad(t *testing.T) {
 	servers := realServers(t)
