@@ -118,8 +118,9 @@ func (c *Cache[K, V]) Name() string { return c.name }
 func (c *Cache[K, V]) Policy() Policy { return c.policy }
 
 // Get returns the value of a key: from this process, from Redis, or from the loader. It returns ErrNotFound if the source has
-// no such row, ctx's error if ctx ends first, and otherwise only what the loader returned: a Redis that fails is not an error.
-// ErrBadKey, ErrClosed and a *PanicError are possible too. It returns when the load has ended, and the tiers are filled behind it;
+// no such row, ctx's error if ctx ends first, and otherwise what the loader returned: a Redis that fails is not an error, unless
+// Policy.Fallback says so (ErrUnavailable). ErrOverloaded says that too many loads run, and ErrBadKey, ErrClosed and a *PanicError are
+// possible too. It returns when the load has ended, and the tiers are filled behind it;
 // who asks meanwhile shares the answer. A value that the codec cannot write is served and not kept.
 func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 	if e := c.near(key); e != nil {
@@ -198,6 +199,7 @@ func (c *Cache[K, V]) get(ctx context.Context, op string, key K, loader Loader[K
 		defer f.load.leave()
 	case waiting:
 		defer f.load.leave()
+		f.load.joinedFrom(ctx, c.client.gate)
 		fallthrough
 	default:
 		c.reuse(mine)
@@ -227,6 +229,9 @@ func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 		}
 		b := c.board(wanted)
 		defer c.end(b)
+		for _, l := range b.loads[1:] {
+			l.joinedFrom(ctx, c.client.gate)
+		}
 		c.lead(ctx, b.own, b.started, c.loader)
 		for _, f := range b.all {
 			switch a := c.wait(ctx, f); {
@@ -274,7 +279,8 @@ func (c *Cache[K, V]) own(v V, err error) (V, error) {
 // If some keys fail, the error wraps a *KeyErrors[K] that names them; the others are dropped. ErrUnconfirmed: Redis did not confirm
 // the delete; what is promised for this process holds all the same. ErrUnpublished: it did, and could not tell the others. ErrBadKey:
 // the key cannot be encoded, so nothing stands under it. If ctx ends early, the delete goes on behind, unconfirmed: after a commit,
-// context.WithoutCancel is the better context. After Close, nothing is deleted, and the error is ErrClosed too.
+// context.WithoutCancel is the better context. After Close, nothing is deleted, and the error is ErrClosed too. A delete waits a write
+// budget at most, for each 500 keys, and those that follow one that failed are tried behind.
 func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 	failed := map[K]error{}
 	var drops []target[K]
@@ -301,7 +307,7 @@ func (c *Cache[K, V]) Invalidate(ctx context.Context, keys ...K) error {
 // both tiers. Loads that began before write, in any process, are not kept. If write fails, its error is returned, and the key
 // is invalidated, since the source may have changed all the same. write runs in the calling goroutine, on ctx; if it panics,
 // the key is invalidated and the panic goes on. write does not run if ctx has ended, the key is bad or the client closed. To
-// delete a row, delete it and call Invalidate.
+// delete a row, delete it and call Invalidate. Beside write, Redis is waited for two read budgets and two write budgets at most.
 //
 // An error that wraps ErrUnconfirmed, ErrUnpublished or ErrCodec comes beside the value: write has committed, and the cache could
 // not be brought up to date (see Invalidate), or was, and the others were not told, or cannot hold the value.
@@ -323,8 +329,8 @@ func (c *Cache[K, V]) Update(ctx context.Context, key K, write func(context.Cont
 // Set puts a value into both tiers, to seed or warm them. The value was made before the call: if the source changes meanwhile,
 // an old value may stay until its TTL ends. After a write to the source use Invalidate or Update. An error says that the value
 // was not kept; what was there before is gone from this process, and from Redis too unless the error is ErrUnconfirmed: then this process
-// does without Redis for the key until a later write or delete of it is confirmed, so call again. Only beside ErrUnpublished the
-// value is kept, and the others were not told.
+// does without Redis for the key until the delete of what stands there is confirmed. Only beside ErrUnpublished the value is kept, and
+// the others were not told. Redis is waited for two read budgets and two write budgets at most.
 //
 // A key that shares its stamp (see the package comment) with one that is written later is read from Redis once more.
 func (c *Cache[K, V]) Set(ctx context.Context, key K, value V) error {

@@ -243,9 +243,9 @@ const closeGrace = time.Second
 func (c *Client) end() {
 	defer close(c.ended)
 	deadline := time.Now().Add(closeGrace + 2*(c.config.ReadBudget+c.config.WriteBudget))
-	c.ticking.Close(time.Until(deadline))
-	flights := c.work.Close(time.Until(deadline)) + c.deletes.Close(time.Until(deadline)) +
-		c.retries.Close(time.Until(deadline))
+	early := deadline.Add(-c.config.WriteBudget) // so that what is owed has its turn, whatever hangs
+	c.ticking.Close(time.Until(early))
+	flights := c.work.Close(time.Until(early)) + c.deletes.Close(time.Until(early)) + c.retries.Close(time.Until(early))
 	unconfirmed := c.settleLast(deadline)
 	bus := make(chan error, 1)
 	go func() { bus <- c.bus.Close() }()

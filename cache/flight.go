@@ -13,6 +13,29 @@ type load struct {
 	ctx     context.Context    // nil until begin
 	cancel  context.CancelFunc // nil until begin
 	waiters atomic.Int64
+
+	mu     sync.Mutex
+	urgent context.Context    // guarded by mu; done once the load needs no place of its own at the gate
+	rush   context.CancelFunc // guarded by mu; ends urgent
+}
+
+// urgency returns a context that is done once rush was called: the load then waits for no place at the gate.
+func (l *load) urgency() (urgent context.Context, rush context.CancelFunc) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.urgent == nil {
+		l.urgent, l.rush = context.WithCancel(context.Background())
+	}
+	return l.urgent, l.rush
+}
+
+// joinedFrom takes in that somebody waits for the load. If that is a load that holds a place, which this one may be waiting for, neither
+// must wait for the other.
+func (l *load) joinedFrom(ctx context.Context, g *gate) {
+	if ctx.Value(heldPlace{}) == g {
+		_, rush := l.urgency()
+		rush()
+	}
 }
 
 // open gives a new load its first waiter: the caller.

@@ -263,7 +263,7 @@ func (c *Cache[K, V]) load(l *load, attempts []*attempt[K, V], loader Loader[K, 
 	began := c.client.clock.now()
 	renewal := c.redis.keepRenewed(l.ctx, unused)
 	defer renewal.stop()
-	out := c.callLoader(l.ctx, keys, loader)
+	out := c.callLoader(l, keys, loader)
 	renewal.stop()
 
 	var fills []*fill[K, V]

@@ -27,26 +27,35 @@ func newGate(places int) *gate {
 // heldPlace is the key under which the context of a load carries the gate whose place it holds.
 type heldPlace struct{}
 
-// enter waits for a place while ctx lives, if the queue has room, and returns a context that says that a place is held. A load that a
-// load asks for goes under the place of that one, which waits for it: else loads could wait for one another. So if the context is ctx
-// itself, there is no place to leave.
-func (g *gate) enter(ctx context.Context) (context.Context, error) {
+// enter waits for a place for a load while ctx lives, if the queue has room, and returns a context that says so. A load that a load asks
+// for, or waits for, needs none: it goes under the place of the other, or each could keep the other from going on.
+func (g *gate) enter(ctx context.Context, l *load) (held context.Context, placed bool, err error) {
 	if ctx.Value(heldPlace{}) == g {
-		return ctx, nil
+		return ctx, false, nil
 	}
-	if !g.more() {
-		defer g.waiting.Add(-1)
-		if g.waiting.Add(1) > g.queue {
-			g.refused.Add(1)
-			return nil, fmt.Errorf("%w: %d wait already", ErrOverloaded, g.queue)
-		}
-		if err := g.places.Acquire(ctx, 1); err != nil {
-			g.refused.Add(1)
-			return nil, fmt.Errorf("%w: no place in time: %w", ErrOverloaded, err)
-		}
+	held = context.WithValue(ctx, heldPlace{}, g)
+	if g.more() {
+		return held, true, nil
+	}
+	urgent, _ := l.urgency()
+	waiting, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(urgent, cancel)()
+	defer g.waiting.Add(-1)
+	if g.waiting.Add(1) > g.queue && urgent.Err() == nil {
+		g.refused.Add(1)
+		return nil, false, fmt.Errorf("%w: %d wait already", ErrOverloaded, g.queue)
+	}
+	switch err = g.places.Acquire(waiting, 1); {
+	case err == nil:
 		g.running.Add(1)
+		return held, true, nil
+	case urgent.Err() != nil && ctx.Err() == nil:
+		return held, false, nil
+	case ctx.Err() == context.DeadlineExceeded: // else nobody waits for it any more
+		g.refused.Add(1)
 	}
-	return context.WithValue(ctx, heldPlace{}, g), nil
+	return nil, false, fmt.Errorf("%w: no place in time: %w", ErrOverloaded, err)
 }
 
 // more takes a place if one is free now. Without a gate there always is.

@@ -132,22 +132,26 @@ func (l *loaded[K, V]) of(key K) (v V, err error) {
 
 // callLoader calls a loader in a goroutine of its own, once it has a place at the gate, and waits for it while ctx lives, at most for
 // LoadTimeout.
-func (c *Cache[K, V]) callLoader(ctx context.Context, keys []K, loader Loader[K, V]) loaded[K, V] {
-	if err := ctx.Err(); err != nil {
+func (c *Cache[K, V]) callLoader(l *load, keys []K, loader Loader[K, V]) loaded[K, V] {
+	if err := l.ctx.Err(); err != nil {
 		return loaded[K, V]{err: err} // nobody waits any more
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.policy.LoadTimeout)
+	ctx, cancel := context.WithTimeout(l.ctx, c.policy.LoadTimeout)
 	defer cancel()
 	done := make(chan loaded[K, V], 1)
 	var entered atomic.Bool
 	started := c.client.loaders.Go(func() {
-		held, err := c.client.gate.enter(ctx)
+		held, placed, err := c.client.gate.enter(ctx, l)
 		if err != nil {
 			done <- loaded[K, V]{err: err}
 			return
 		}
-		if held != ctx {
+		if placed {
 			defer c.client.gate.leave()
+		}
+		if c.client.closed.Load() { // the place came free because all loads end
+			done <- loaded[K, V]{err: ErrClosed}
+			return
 		}
 		entered.Store(true)
 		c.stats.loaderCalls.Add(1)

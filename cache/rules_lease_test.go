@@ -52,7 +52,7 @@ func TestRule3_RedisIsFilledOnlyUnderALiveLease(t *testing.T) {
 			t.Errorf("%d keys after the fill, %v", n, err)
 		}
 	})
-	t.Run("what failed is not kept here", func(t *testing.T) {
+	t.Run("what Redis had no room for is kept here alone", func(t *testing.T) {
 		server := redistest.Start(t)
 		w := newWorldOn(t, server)
 		a := w.instance(t)
@@ -64,9 +64,10 @@ func TestRule3_RedisIsFilledOnlyUnderALiveLease(t *testing.T) {
 		gate.open()
 		receive(t, "the first caller", first).must(t, v1)
 		a.client.Idle(t)
-		if s := a.Stats(); s.FillErrors != 1 || s.Fills != 0 || s.LocalFills != 0 {
-			t.Errorf("%d fills failed, %d fills, %d local fills; want 1, 0, 0", s.FillErrors, s.Fills, s.LocalFills)
+		if s := a.Stats(); s.FillErrors != 1 || s.Fills != 0 || s.LocalFills != 1 {
+			t.Errorf("%d fills failed, %d fills, %d local fills; want 1, 0, 1", s.FillErrors, s.Fills, s.LocalFills)
 		}
+		a.mustGetFrom(t, "k", v1, cache.TierLocal)
 	})
 	t.Run("after an error of Redis it is not filled", func(t *testing.T) {
 		for _, cut := range []string{"\r\nget\r\n", aLease} {
@@ -160,7 +161,7 @@ func TestRule3_LostRepliesToScripts(t *testing.T) {
 	lost := func(t *testing.T, keepOpen bool) (*world, *redistest.Proxy, *instance) {
 		w := newWorld(t)
 		proxy := redistest.NewProxy(t, w.server.Addr())
-		a := w.instance(t, through(proxy), func(s *setup) {
+		a := w.instance(t, through(proxy), forgetful, func(s *setup) {
 			s.policy.LeaseTTL = time.Minute // who would have to wait for its end does not pass
 			if keepOpen {
 				s.config.ReadBudget, s.config.WriteBudget = 700*time.Millisecond, 700*time.Millisecond

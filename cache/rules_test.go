@@ -11,7 +11,7 @@ import (
 	"github.com/go-nearside/nearside/cache"
 )
 
-// The rules of the flows, by their numbers. Rule 5 (subscriptions) and rule 8 (bounded loads) speak of what does not exist yet.
+// The rules of the flows, by their numbers. Rule 5 is tested by what is about the bus, rule 8 by what is about overload.
 
 func TestRule1_RedisFirstLocalLastAndTheGenerationMovesBeforeAndAfter(t *testing.T) {
 	for name, commands := range map[string]int{"Invalidate": 1, "Update": 2, "Set": 2} {

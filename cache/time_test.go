@@ -87,7 +87,8 @@ func TestLeaseOfADeadHolderEnds(t *testing.T) {
 	inFakeTime(t, func(t *testing.T, server *miniredis.Miniredis, dial func() *cache.Client) {
 		policy := cache.Policy{TTL: time.Hour, LeaseTTL: 3 * time.Second}
 		ctx, cancel := context.WithCancel(t.Context())
-		gone := mustNew(t, dial(), "user", func(context.Context, []int) (map[int]string, error) {
+		client := dial()
+		gone := mustNew(t, client, "user", func(context.Context, []int) (map[int]string, error) {
 			server.SetError("ERR this process hears nothing any more") // so that the holder cannot give its lease back
 			cancel()
 			return nil, context.Canceled
@@ -95,8 +96,7 @@ func TestLeaseOfADeadHolderEnds(t *testing.T) {
 		if _, err := gone.Get(ctx, 1); err == nil {
 			t.Fatal("the dead process answers")
 		}
-		synctest.Wait()
-		time.Sleep(300 * time.Millisecond) // the budget of its last words
+		_ = client.Close() // it tries no more
 		server.SetError("")
 
 		next := mustNew(t, dial(), "user", loadText[int], policy)
@@ -104,6 +104,34 @@ func TestLeaseOfADeadHolderEnds(t *testing.T) {
 		r, err := next.GetResult(t.Context(), 1)
 		if took := time.Since(began); err != nil || r.Why != cache.WhyMiss || took < 2*time.Second || took > 4*time.Second {
 			t.Errorf("%+v, %v after %v; want a load under a lease of its own after about 3 s", r, err, took)
+		}
+	})
+}
+
+// TestALostFillHoldsUpNobody: neither its value nor its lease came to Redis' end. Here the value is kept for a while, and the lease is given
+// back as soon as Redis answers again.
+func TestALostFillHoldsUpNobody(t *testing.T) {
+	inFakeTime(t, func(t *testing.T, server *miniredis.Miniredis, dial func() *cache.Client) {
+		policy := cache.Policy{TTL: time.Hour, LeaseTTL: 10 * time.Second}
+		client := dial()
+		holder := mustNew(t, client, "user", func(ctx context.Context, keys []int) (map[int]string, error) {
+			server.SetError("ERR away")
+			return loadText(ctx, keys)
+		}, policy)
+		_, err := holder.Get(t.Context(), 1)
+		mustDo(t, err)
+		client.Idle(t)
+		server.SetError("")
+		if r, err := holder.GetResult(t.Context(), 1); r.Tier != cache.TierLocal || err != nil {
+			t.Errorf("after a lost fill: %+v, %v; want what was loaded", r, err)
+		}
+		other := mustNew(t, dial(), "user", loadText[int], policy)
+		began := time.Now()
+		if r, err := other.GetResult(t.Context(), 1); r.Why != cache.WhyMiss || err != nil {
+			t.Errorf("elsewhere: %+v, %v; want a load under a lease of its own", r, err)
+		}
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("the lease of the lost fill stood for %v", took)
 		}
 	})
 }

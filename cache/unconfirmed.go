@@ -146,7 +146,7 @@ func (c *Cache[K, V]) retry() {
 func (c *Cache[K, V]) retryUntilSettled() {
 	defer func() {
 		c.unconfirmed.retrying.Store(false)
-		if c.unconfirmed.len() > 0 { // owed meanwhile
+		if c.unconfirmed.len() > 0 && !c.client.closed.Load() { // owed meanwhile
 			c.retry()
 		}
 	}()
