@@ -69,8 +69,8 @@ func New[K comparable, V any](client *Client, name string, loader Loader[K, V], 
 		schemaText: strconv.Itoa(int(policy.Schema)), leaseMillis: millis(policy.LeaseTTL),
 	}
 	c.unconfirmed = &unconfirmed{
-		clock: client.clock,
-		keep:  max(policy.TTL, policy.NegativeTTL) + policy.LoadTimeout + client.config.WriteBudget,
+		clock: client.clock, most: maxUnconfirmed,
+		keep: max(policy.TTL, policy.NegativeTTL) + policy.LoadTimeout + client.config.WriteBudget,
 	}
 	if policy.LocalTTL != Off {
 		if c.local, err = newLocalTier[K, V](policy, client); err != nil {

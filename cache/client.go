@@ -35,7 +35,8 @@ type Config struct {
 
 	// MaxLoads bounds the loads of all caches of the client that run at once: give what this process' share of the database can bear.
 	// Up to four times as many wait for a place, in order; what comes after that, or finds no place before LoadTimeout ends, gets
-	// ErrOverloaded. A call of a loader is one load; of one made by Single each key is. Default: 256.
+	// ErrOverloaded. A call of a loader is one load; of one made by Single each key is. A load that a loader asks for on its own context
+	// goes under the place of that one. Default: 256. At most 1 000 000.
 	MaxLoads int
 
 	// Heartbeat is how often the bus checks that this process hears what others invalidate; after three without an echo all that
@@ -44,11 +45,12 @@ type Config struct {
 	Heartbeat time.Duration
 
 	// DegradedTTL is how long the local tier keeps, at most, what was put there while the bus did not hear, or what was loaded because
-	// Redis did not answer. Default: 5 s.
+	// Redis did not answer. Default: 5 s. At least 1 ms.
 	DegradedTTL time.Duration
 
 	// Logger gets warnings of what a person has to mend: a Redis client that reads from replicas, a codec that fails. What
-	// passes, such as a Redis that is away, is counted in Stats and not logged. Default: slog.Default().
+	// passes, such as a Redis that is away, is counted in Stats and not logged; go-redis logs its failed dials by itself, unless you call
+	// redis.SetLogger. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -86,6 +88,7 @@ type Client struct {
 type member interface {
 	listener() invalidation.Handler
 	settleOwed(ctx context.Context, do sender) (left int)
+	overflowing() int
 	close()
 }
 
@@ -119,11 +122,9 @@ func Open(rdb redis.UniversalClient, config Config) (*Client, error) {
 	if err := fillDuration("Config.DegradedTTL", &config.DegradedTTL, 5*time.Second, duration{min: minTTL, max: maxTTL}); err != nil {
 		return nil, err
 	}
-	maxLoads := int64(config.MaxLoads)
-	if err := fillCount("Config.MaxLoads", &maxLoads, 256, 1_000_000); err != nil {
+	if err := fillCount("Config.MaxLoads", &config.MaxLoads, 256, 1_000_000); err != nil {
 		return nil, err
 	}
-	config.MaxLoads = int(maxLoads)
 	c := &Client{
 		config: config,
 		gate:   newGate(config.MaxLoads),
@@ -218,7 +219,7 @@ func (c *Client) register(name string, cache member) error {
 
 // Close ends the client and its caches; call it when the last request is done. All later calls return ErrClosed, the local
 // tiers included: calls under way return what they have or ErrClosed, loads are cancelled, fills and
-// deletes on their way are waited for, and deletes that Redis has not confirmed are tried once more. It takes no longer than twice
+// deletes on their way are waited for, and deletes that Redis has not confirmed are tried again for a second. It takes no longer than twice
 // the budgets and two and a half seconds, and returns an error if something was still running then (a loader that does not heed its
 // context, or a call that hangs in the Redis client) or if deletes are left, which are then lost: ErrUnconfirmed. It may
 // be called at any time, also from a loader, and more than once: each call waits for the first and returns the same.
@@ -266,17 +267,37 @@ func (c *Client) end() {
 	c.closeErr = errors.Join(c.closeErr, busErr)
 }
 
-// settleLast tries the deletes of all caches that Redis has not confirmed once more, and returns how many are left.
+// settleLast tries the deletes of all caches that Redis has not confirmed, once and then for a second, and returns how many are left.
 func (c *Client) settleLast(deadline time.Time) int {
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
 	var left atomic.Int64
 	var all sync.WaitGroup
 	for _, cache := range c.members() {
-		all.Go(func() { left.Add(int64(cache.settleOwed(ctx, c.write.Insist))) })
+		all.Go(func() {
+			n := cache.settleOwed(ctx, c.write.Insist)
+			// A Redis that has just come back may be refused by go-redis, which dials once a second then.
+			for end := time.Now().Add(closeGrace); n > 0 && time.Now().Before(end) && pause(ctx, lastPause); {
+				n = cache.settleOwed(ctx, c.write.Insist)
+			}
+			left.Add(int64(n + cache.overflowing()))
+		})
 	}
 	all.Wait()
 	return int(left.Load())
+}
+
+// lastPause is the time between two tries at the end.
+const lastPause = 100 * time.Millisecond
+
+// pause waits for d, and reports false if ctx ends first.
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 func (c *Client) members() []member {

@@ -18,8 +18,8 @@
 // So one loader runs for all processes, and a slow one can never put back what was invalidated while it ran. Who finds
 // another's lease waits for its value, as long as that lease lives: the bus wakes it, and a timer too.
 //
-// Redis is never in the way: whatever it answers but a value or redis.Nil, or if it answers nothing inside the read budget,
-// the loader answers instead, and Redis is not filled: see below.
+// Redis is not in the way: whatever it answers but a value or redis.Nil, or if it answers nothing inside the read budget, the
+// loader answers instead, and Redis is not filled. What that means when it lasts stands below.
 //
 // # How an Invalidate runs
 //
@@ -44,20 +44,24 @@
 // # When Redis is sick
 //
 // Nothing waits for the time-outs of the Redis client. A Get waits for Redis for three read budgets at most: one for what it
-// holds, two for the lease where it holds nothing. A delete takes one write budget for each 500 keys, Update and Set two of each
-// kind at most beside the writer. A deadline of the caller's that comes first wins.
+// holds, two for the lease where it holds nothing. (On a cluster a key that has moved costs half as long again, and who waits
+// for another process' load looks again within LeaseWait.) A delete takes one write budget for each 500 keys, Update and Set two
+// of each kind at most beside the writer. A deadline of the caller's that comes first wins.
 //
-// After five round trips in a row that fail or outlast their budget a breaker opens: nothing waits for Redis then, and the
-// loader is asked at once. Once a second one read, which no caller waits for, tries whether Redis is back. On a cluster each
-// node has its breaker. Deletes are sent whatever the breaker says.
+// After five round trips in a row that fail or outlast their budget a breaker opens: no read and no fill waits for Redis then,
+// and the loader is asked at once. Once a second one read, which no caller waits for, tries whether Redis is back; after many
+// failed dials go-redis itself dials once a second, which can double that. On a cluster each node has its breaker. Deletes are
+// sent whatever the breaker says, and wait for a write budget at most; only their later tries heed it.
 //
 // The database must not fall sick of it. One load for each key and process runs at a time, Config.MaxLoads bound all loads of
 // the client, and what was loaded without Redis is kept in this process for Config.DegradedTTL. Where the source cannot bear
-// even that, Policy.Fallback gives the callers ErrUnavailable instead.
+// even that, Policy.Fallback gives the callers ErrUnavailable instead. A load has its lease before it has its place, so other
+// processes wait for a queue of this one as for a slow load.
 //
 // Invalidate, Update and Set return ErrUnconfirmed if Redis may still hold the old value. This process does without Redis for
-// the key then, and tries the delete again twice a second, for as many as 10 000 keys of a cache; beyond that it does without
-// Redis for the whole cache for TTL.
+// the key then, and tries the delete again twice a second, for as many as 100 000 keys of a cache; beyond that it does without
+// Redis for the whole cache for TTL and LoadTimeout. Other processes may serve the old value until the delete is confirmed, also
+// after they served the new one while Redis was away: as a rule one second after its return, and if this process dies, for TTL.
 //
 // What each call gets, as tested on a standalone Redis, with Sentinel and on a cluster; "writes" are Update and Invalidate,
 // "counted as" speaks of ClientStats.RedisErrors. Once the fault is over, all that was not confirmed is deleted, and Redis
@@ -84,6 +88,17 @@
 //
 // Out of memory, and where scripts are refused, Redis goes on to answer what it holds; what it does not hold is loaded without
 // it.
+//
+// When Redis is back, reads use it, writes are confirmed, owed deletes are made and the bus hears within a second as a rule, and
+// within two after many refused dials.
+//
+// # What to watch
+//
+//	Client.Stats   SickNodes > 0         Redis is sick, the source bears the load
+//	               LoadsWaiting > 0      the source is at its bound; Overloaded rises: requests are refused
+//	               StuckCalls            calls that go-redis does not give back
+//	Cache.Stats    UnconfirmedKeys > 0   others may serve what was invalidated; Bypassed: too many to remember
+//	Client.Bus     Health().Live, Gaps   whether this process hears what others invalidate
 //
 // # What is promised
 //

@@ -24,9 +24,10 @@ var (
 
 	// ErrUnconfirmed says that Redis did not confirm a delete. The old value may still stand there, and other processes may
 	// serve it until its TTL ends; this process does not: it does without Redis for the key. The delete is tried again behind, twice a
-	// second, until Redis confirms it or what stands there has expired (Stats.UnconfirmedKeys counts what is open), and once more
-	// by Close. So there is nothing to do but to know that others lag; a process that dies loses what is open. Beside ErrClosed
-	// nothing was deleted, and nothing will be.
+	// second while Redis answers, until it is confirmed or what stands there has expired (Stats.UnconfirmedKeys counts what is open),
+	// and once more by Close. So there is nothing to do but to know that others lag; a process that dies loses what is open, and of more
+	// than 100 000 keys of a cache the rest is not tried again (Stats.Overflowed). Beside ErrClosed nothing was deleted, and nothing
+	// will be.
 	ErrUnconfirmed = errors.New("cache: Redis did not confirm that the old entry is gone")
 
 	// ErrOverloaded says that the source is not asked, since as many loads run as Config.MaxLoads allows, and too many wait. Answer

@@ -43,3 +43,6 @@ func (c *Client) ShiftServerClock(d time.Duration) {
 
 // RetryEvery sets the time between two tries of what Redis did not confirm, before the first cache is made.
 func (c *Client) RetryEvery(d time.Duration) { c.retryEvery = d }
+
+// Remember sets how many deletes that Redis did not confirm are remembered, before the first.
+func (c *Cache[K, V]) Remember(n int) { c.unconfirmed.most = n }

@@ -306,7 +306,7 @@ func (c *Cache[K, V]) keepWithoutRedis(f *fill[K, V]) {
 func (c *Cache[K, V]) mayLoad(attempts []*attempt[K, V]) (allowed []*attempt[K, V]) {
 	var refused []*flight[K, V]
 	for _, a := range attempts {
-		if a.why == WhyRedis && c.policy.Fallback == FallbackError {
+		if c.policy.Fallback == FallbackError && (a.why == WhyRedis || a.why == WhyBypassed && c.client.read.Sick() > 0) {
 			refused = append(refused, a.flight)
 			continue
 		}
@@ -389,14 +389,13 @@ func (c *Cache[K, V]) fill(ctx context.Context, fills []*fill[K, V]) {
 	c.redis.fill(context.WithoutCancel(ctx), all, toWake)
 	var left []heldLease // stand until their end, if the fill was lost
 	for _, f := range fills {
-		if f.err != nil {
-			left = append(left, heldLease{f.frame.key, f.frame.lease})
-		}
-		switch {
-		case f.err == nil:
+		switch f.err {
+		case nil:
 			c.keep(f.flight, f.entry, f.flight.stamp, now, f.ttl, len(f.frame.payload))
-		case f.err != errLeaseVoid: // Redis did not refuse it: it is away now
+		case errLeaseVoid: // somebody wrote or invalidated it: this speaks against the value, and no lease stands
+		default:
 			c.keepWithoutRedis(f)
+			left = append(left, heldLease{f.frame.key, f.frame.lease})
 		}
 		c.flights.remove(f.flight)
 	}

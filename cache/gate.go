@@ -13,15 +13,15 @@ const queuePerPlace = 4
 
 // gate bounds the loads of a client, so that what befalls Redis does not befall the source. Places are given in the order of asking.
 type gate struct {
-	places  *semaphore.Weighted
-	queue   int64
-	running atomic.Int64
-	waiting atomic.Int64
-	refused atomic.Uint64
+	places      *semaphore.Weighted
+	mostWaiting int64
+	running     atomic.Int64
+	waiting     atomic.Int64
+	refused     atomic.Uint64
 }
 
 func newGate(places int) *gate {
-	return &gate{places: semaphore.NewWeighted(int64(places)), queue: queuePerPlace * int64(places)}
+	return &gate{places: semaphore.NewWeighted(int64(places)), mostWaiting: queuePerPlace * int64(places)}
 }
 
 // heldPlace is the key under which the context of a load carries the gate whose place it holds.
@@ -34,7 +34,7 @@ func (g *gate) enter(ctx context.Context, l *load) (held context.Context, placed
 		return ctx, false, nil
 	}
 	held = context.WithValue(ctx, heldPlace{}, g)
-	if g.more() {
+	if g.tryEnter() {
 		return held, true, nil
 	}
 	urgent, _ := l.urgency()
@@ -42,9 +42,9 @@ func (g *gate) enter(ctx context.Context, l *load) (held context.Context, placed
 	defer cancel()
 	defer context.AfterFunc(urgent, cancel)()
 	defer g.waiting.Add(-1)
-	if g.waiting.Add(1) > g.queue && urgent.Err() == nil {
+	if g.waiting.Add(1) > g.mostWaiting && urgent.Err() == nil {
 		g.refused.Add(1)
-		return nil, false, fmt.Errorf("%w: %d wait already", ErrOverloaded, g.queue)
+		return nil, false, fmt.Errorf("%w: %d wait already", ErrOverloaded, g.mostWaiting)
 	}
 	switch err = g.places.Acquire(waiting, 1); {
 	case err == nil:
@@ -58,8 +58,8 @@ func (g *gate) enter(ctx context.Context, l *load) (held context.Context, placed
 	return nil, false, fmt.Errorf("%w: no place in time: %w", ErrOverloaded, err)
 }
 
-// more takes a place if one is free now. Without a gate there always is.
-func (g *gate) more() bool {
+// tryEnter takes a place if one is free now. Without a gate there always is.
+func (g *gate) tryEnter() bool {
 	if g == nil {
 		return true
 	}

@@ -146,6 +146,7 @@ func (r *redisTier) abandonLeases(ctx context.Context, held []heldLease) {
 	})
 }
 
+// releaseUntil tries again, ten times in the life of a lease.
 func (r *redisTier) releaseUntil(ctx context.Context, end time.Time, held []heldLease) {
 	ticker := time.NewTicker(r.leaseTTL / 10)
 	defer ticker.Stop()
@@ -161,7 +162,7 @@ func (r *redisTier) releaseUntil(ctx context.Context, end time.Time, held []held
 
 // release gives leases back, and returns those whose end Redis did not confirm.
 func (r *redisTier) release(ctx context.Context, held []heldLease) (left []heldLease) {
-	confirmed := 0
+	answered := 0
 	trips(len(held), func(from, to int) error {
 		commands := make([]*rediscall.Command, 0, to-from)
 		for _, h := range held[from:to] {
@@ -172,15 +173,15 @@ func (r *redisTier) release(ctx context.Context, held []heldLease) (left []heldL
 		if err != nil {
 			return err
 		}
-		confirmed = to
+		answered = to
 		for i, c := range commands {
-			if c.Err() != nil {
+			if class := rediscall.Classify(c.Err()); class != rediscall.OK && class != rediscall.Denied { // rights do not come back so soon
 				left = append(left, held[from+i])
 			}
 		}
 		return nil
 	})
-	return append(left, held[confirmed:]...)
+	return append(left, held[answered:]...)
 }
 
 // The outcomes of the lease script.

@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"runtime/debug"
 	"sync"
-	"sync/atomic"
 )
 
 // Loader reads rows from the source. A key that is missing from the answer has no row (nor is its absence cached if the answer
-// holds keys, rows or errors of them, that were not asked for: a time.Time with another location is another key). To fail for some keys only, it returns
-// a *KeyErrors, not wrapped, beside the values of the others; any other error fails all keys and its values are ignored. An error that
+// holds keys, rows or errors of them, that were not asked for: a time.Time with another location is another key). To fail for some keys
+// only, it returns a *KeyErrors, not wrapped, beside the values of the others; any other error fails all keys and its values are ignored. An error that
 // wraps ErrNotFound says that none of the keys has a row; callers then get ErrNotFound itself. Translate the word of your
 // driver (sql.ErrNoRows): to the cache it is an error like any other, and not kept. A nil pointer is a value like any other too.
 //
@@ -41,7 +40,7 @@ func Single[K comparable, V any](load func(ctx context.Context, key K) (V, error
 	}
 }
 
-// loadEach loads keys one by one, and so many at once as there are places for at the gate.
+// loadEach loads each key by a call of its own, up to singleConcurrency at once, and as many as get places at the gate.
 func loadEach[K comparable, V any](ctx context.Context, keys []K, load func(ctx context.Context, key K) (V, error)) (map[K]V, error) {
 	var (
 		mu     sync.Mutex
@@ -52,12 +51,12 @@ func loadEach[K comparable, V any](ctx context.Context, keys []K, load func(ctx 
 	gate, _ := ctx.Value(heldPlace{}).(*gate)
 	free := make(chan struct{}, singleConcurrency) // places that are ours and not in use
 	free <- struct{}{}                             // that of the whole load
-	for held, i := 1, 0; i < len(keys); i++ {
+	held := 1
+	for i := range keys {
 		select {
 		case <-free:
 		default:
-			if held < singleConcurrency && gate.more() {
-				defer gate.leave()
+			if held < singleConcurrency && gate.tryEnter() {
 				held++
 			} else {
 				<-free
@@ -77,6 +76,10 @@ func loadEach[K comparable, V any](ctx context.Context, keys []K, load func(ctx 
 				}
 			})
 		})
+	}
+	for ; held > 1; held-- { // each place as soon as nothing is left for it
+		<-free
+		gate.leave()
 	}
 	calls.Wait()
 	if len(failed) > 0 {
@@ -138,22 +141,15 @@ func (c *Cache[K, V]) callLoader(l *load, keys []K, loader Loader[K, V]) loaded[
 	}
 	ctx, cancel := context.WithTimeout(l.ctx, c.policy.LoadTimeout)
 	defer cancel()
+	held, placed, err := c.client.gate.enter(ctx, l)
+	if err != nil {
+		return loaded[K, V]{err: err}
+	}
 	done := make(chan loaded[K, V], 1)
-	var entered atomic.Bool
-	started := c.client.loaders.Go(func() {
-		held, placed, err := c.client.gate.enter(ctx, l)
-		if err != nil {
-			done <- loaded[K, V]{err: err}
-			return
-		}
+	started := !c.client.closed.Load() && c.client.loaders.Go(func() { // when the client closes, all places come free
 		if placed {
 			defer c.client.gate.leave()
 		}
-		if c.client.closed.Load() { // the place came free because all loads end
-			done <- loaded[K, V]{err: ErrClosed}
-			return
-		}
-		entered.Store(true)
 		c.stats.loaderCalls.Add(1)
 		c.stats.loads.Add(uint64(len(keys)))
 		var out loaded[K, V]
@@ -167,6 +163,9 @@ func (c *Cache[K, V]) callLoader(l *load, keys []K, loader Loader[K, V]) loaded[
 		)
 	})
 	if !started {
+		if placed {
+			c.client.gate.leave()
+		}
 		return loaded[K, V]{err: ErrClosed}
 	}
 	select {
@@ -174,10 +173,8 @@ func (c *Cache[K, V]) callLoader(l *load, keys []K, loader Loader[K, V]) loaded[
 		c.stats.foreignRows.Add(uint64(out.foreign))
 		return out
 	case <-ctx.Done():
-		if !entered.Load() {
-			return loaded[K, V]{err: fmt.Errorf("%w: no place in time: %w", ErrOverloaded, ctx.Err())}
-		}
-		return loaded[K, V]{err: fmt.Errorf("the loader did not answer within %v: %w", c.policy.LoadTimeout, ctx.Err())}
+		return loaded[K, V]{err: fmt.Errorf("the loader did not answer within %v, the wait for a place included: %w",
+			c.policy.LoadTimeout, ctx.Err())}
 	case <-c.client.closing:
 		return loaded[K, V]{err: ErrClosed}
 	}

@@ -33,7 +33,8 @@ type Policy struct {
 	// together. Default: 0.1. At most 0.5. Off: no jitter.
 	Jitter float64
 
-	// LoadTimeout ends a call of the loader: its context, and the wait of its callers. Default: 10 seconds.
+	// LoadTimeout ends a call of the loader: its context, and the wait of its callers, the wait for a place (Config.MaxLoads) included.
+	// Default: 10 seconds.
 	LoadTimeout time.Duration
 
 	// LeaseTTL is how long a process that died can make others wait for its load. A lease is renewed while its load runs, so
@@ -45,7 +46,8 @@ type Policy struct {
 	LeaseWait time.Duration
 
 	// Fallback says who answers when Redis does not: FallbackLoader, the default, or FallbackError for a source that cannot bear
-	// the load, whatever Config.MaxLoads is.
+	// the load, whatever Config.MaxLoads is. With a bus, Redis is away for the local tier too: what it holds is void as soon as the
+	// subscription breaks. A key whose delete is not confirmed is loaded while Redis answers others.
 	Fallback Fallback
 
 	// LocalBytes and LocalEntries bound the local tier; the one reached first counts. Sizes are those of the encoded values,
@@ -123,7 +125,7 @@ func fillDuration(field string, d *time.Duration, fallback time.Duration, takes 
 	return nil
 }
 
-func fillCount(field string, n *int64, fallback, most int64) error {
+func fillCount[N int | int64](field string, n *N, fallback, most N) error {
 	switch {
 	case *n == 0:
 		*n = fallback

@@ -31,7 +31,7 @@ type Why string
 const (
 	WhyHit      Why = "hit"      // the tier held it
 	WhyMiss     Why = "miss"     // no tier held it, and the loader ran under a lease
-	WhyRedis    Why = "redis"    // Redis gave no usable answer in time: the loader ran without a lease, this process keeps it for Config.DegradedTTL
+	WhyRedis    Why = "redis"    // Redis gave no usable answer in time: the loader ran without a lease, DegradedTTL bounds what is kept
 	WhyBypassed Why = "bypassed" // a delete of this key is not confirmed by Redis: the same
 	WhyWait     Why = "wait"     // the wait for another process' load ended without a value: the loader ran without a lease, nothing is kept
 	WhyWriting  Why = "writing"  // an Update of the key is under way: the same

@@ -80,20 +80,22 @@ func TestARetryBesideAConfirmedSet(t *testing.T) {
 func TestTooManyLostDeletes(t *testing.T) {
 	w := newWorld(t)
 	a, proxy, away := w.cutOff(t)
+	const remembered = 1200
+	a.Remember(remembered)
 	b := w.instance(t)
 	mustDo(t, b.Set(t.Context(), "other", v1))
 	w.put("other", v2)
 	a.mustGetFrom(t, "other", v1, cache.TierRedis)
 	away()
-	isUnconfirmed(t, "Invalidate", a.Invalidate(t.Context(), bulk("key", 10_003)...))
-	if s := a.Stats(); s.UnconfirmedKeys != 10_000 || s.Overflowed != 3 || s.Unconfirmed != 10_003 {
-		t.Errorf("%d keys are owed, %d found no room, of %d; want 10000 and 3 of 10003", s.UnconfirmedKeys, s.Overflowed, s.Unconfirmed)
+	isUnconfirmed(t, "Invalidate", a.Invalidate(t.Context(), bulk("key", remembered+3)...))
+	if s := a.Stats(); s.UnconfirmedKeys != remembered || s.Overflowed != 3 || s.Unconfirmed != remembered+3 || !s.Bypassed {
+		t.Errorf("%d keys are owed, %d found no room, of %d, bypassed: %v; want 3 too many, and that it is", s.UnconfirmedKeys, s.Overflowed, s.Unconfirmed, s.Bypassed)
 	}
 	proxy.Refuse(false)
 	a.awaitSettled(t)
 	awaitRetries(t, 0)
-	if n := a.Stats().Retried; n != 10_000 {
-		t.Errorf("%d deletes were retried, want 10000", n)
+	if n := a.Stats().Retried; n != remembered {
+		t.Errorf("%d deletes were retried, want %d", n, remembered)
 	}
 	a.client.DropLocal()
 	if r, err := a.GetResult(t.Context(), "other"); r.Value != v2 || r.Why != cache.WhyBypassed || err != nil {

@@ -324,7 +324,7 @@ func TestRule3_DelayedAcquireLetsNothingOldIn(t *testing.T) {
 		t.Fatalf("Redis holds %q after Invalidate", raw)
 	}
 	slow.Thaw()
-	eventually(t, "the first acquire runs", func() bool { return w.raw(t, a, "k") != "" })
+	slow.Await(t, "the first acquire reaches Redis", func(s redistest.Stats) bool { return s.Held[redistest.ToServer] == 0 })
 	gate.open()
 	receive(t, "the reader", reader).oneOf(t, v1, v2)
 	a.client.Idle(t)

@@ -7,7 +7,7 @@ import (
 )
 
 // Stats are the counters of one cache since it was made, and two gauges. All count keys, unless they say otherwise. Each key that a
-// call asks for, once or more often, is a LocalHit, a RedisHit, Joined, or was loaded.
+// call asks for, once or more often, is a LocalHit, a RedisHit, Joined, was loaded, or failed.
 type Stats struct {
 	LocalHits uint64 // answered by this process, "not found" included
 	RedisHits uint64 // answered by Redis, "not found" included
@@ -40,15 +40,18 @@ type Stats struct {
 	Invalidated uint64 // deletes: the distinct keys of Invalidate, and of writes that Redis did not take
 	Unconfirmed uint64 // of these, those that Redis did not confirm at once, also where the caller of Invalidate left before
 	Retried     uint64 // deletes that a later try behind confirmed
-	Overflowed  uint64 // deletes that found no room to be tried again: the whole cache did without Redis for TTL
+	Overflowed  uint64 // deletes that found no room to be tried again: see Bypassed
 	Unpublished uint64 // messages that Redis refused to publish
 	Received    uint64 // keys that other processes invalidated or wrote, as the bus told
 
 	InFlight        int // flights now
-	UnconfirmedKeys int // keys for which this process does not use Redis now
+	UnconfirmedKeys int // keys whose deletes are tried again; this process does not use Redis for them now
+	// Bypassed says that this process does not use Redis for any key now, since more deletes were lost than are remembered (100 000). It
+	// lasts for TTL and LoadTimeout from the last of them.
+	Bypassed bool
 }
 
-// ClientStats are the counters of a client since it was opened, and one gauge.
+// ClientStats are the counters of a client since it was opened, and gauges.
 type ClientStats struct {
 	// RedisErrors counts what went wrong with Redis by kind: timeout, transport, pool, closed, loading, cluster_down,
 	// master_down, busy, max_clients, read_only, oom, wrong_type, denied, reply, breaker_open, other. redis.Nil is not among them. A Redis
@@ -57,7 +60,7 @@ type ClientStats struct {
 	// RoundTrips is the number of times that something was sent to Redis and a reply awaited.
 	RoundTrips uint64
 	// SickNodes is the number of Redis nodes whose breaker is open: nothing is read there until a trial, once a second, succeeds. Refused
-	// commands count as breaker_open.
+	// round trips count as breaker_open. A node of a cluster that nobody has asked for a second is not counted.
 	SickNodes int
 	// LoadsRunning and LoadsWaiting are the loads that have a place, and those that wait for one (Config.MaxLoads).
 	LoadsRunning, LoadsWaiting int
@@ -85,14 +88,17 @@ func (c *Cache[K, V]) Stats() Stats {
 	s := &c.stats
 	out := Stats{
 		RedisHits: s.redisHits.Load(), Misses: s.misses.Load(), Joined: s.joined.Load(),
-		LoaderCalls: s.loaderCalls.Load(), Loads: s.loads.Load(), LoadErrors: s.loadErrors.Load(), Degraded: s.degraded.Load(), Unavailable: s.unavailable.Load(), ForeignRows: s.foreignRows.Load(),
+		LoaderCalls: s.loaderCalls.Load(), Loads: s.loads.Load(), LoadErrors: s.loadErrors.Load(),
+		Degraded: s.degraded.Load(), Unavailable: s.unavailable.Load(), ForeignRows: s.foreignRows.Load(),
 		LeaseWaits: s.leaseWaits.Load(), LeaseTimeouts: s.leaseTimeouts.Load(),
 		Fills: s.fills.Load(), FillsRefused: s.fillsRefused.Load(), FillErrors: s.fillErrors.Load(),
 		LocalFills: s.localFills.Load(), LocalRejected: s.localRejected.Load(), LocalOvertaken: s.localOvertaken.Load(),
 		BadFrames: s.badFrames.Load(), ForeignFrames: s.foreignFrames.Load(), WrongTypes: s.wrongTypes.Load(),
 		NewerSchema: s.newerSchema.Load(), DecodeErrors: s.decodeErrors.Load(), EncodeErrors: s.encodeErrors.Load(),
-		Invalidated: s.invalidated.Load(), Unconfirmed: s.unconfirmed.Load(), Unpublished: s.unpublished.Load(), Retried: s.retried.Load(), Overflowed: c.unconfirmed.overflows.Load(), Received: s.received.Load(),
+		Invalidated: s.invalidated.Load(), Unconfirmed: s.unconfirmed.Load(), Unpublished: s.unpublished.Load(),
+		Retried: s.retried.Load(), Overflowed: c.unconfirmed.overflows.Load(), Received: s.received.Load(),
 		InFlight: c.flights.len(), UnconfirmedKeys: c.unconfirmed.len(),
+		Bypassed: c.unconfirmed.overflowing() > 0,
 	}
 	if c.local != nil {
 		out.LocalHits = c.local.hits()
@@ -106,7 +112,8 @@ func (c *Client) Stats() ClientStats {
 		RedisErrors:  map[string]uint64{},
 		RoundTrips:   c.read.Trips() + c.write.Trips(),
 		SickNodes:    c.read.Sick(),
-		LoadsRunning: int(c.gate.running.Load()), LoadsWaiting: int(c.gate.waiting.Load()), Overloaded: c.gate.refused.Load(),
+		LoadsRunning: int(c.gate.running.Load()), LoadsWaiting: int(c.gate.waiting.Load()),
+		Overloaded: c.gate.refused.Load(),
 		StuckCalls: c.read.Stuck() + c.write.Stuck(),
 	}
 	for class := range c.errors {

@@ -8,23 +8,24 @@ import (
 	"time"
 )
 
-// maxUnconfirmed bounds the keys that are remembered one by one; past it the whole name bypasses Redis.
-const maxUnconfirmed = 10_000
+// maxUnconfirmed bounds the keys of a cache that are remembered one by one.
+const maxUnconfirmed = 100_000
 
 // unconfirmed remembers the keys whose delete Redis did not confirm. Redis is not read for them, until a later delete or fill is
 // confirmed, or what may stand there has expired: also what a load of before the delete, anywhere, may fill after it.
 type unconfirmed struct {
 	clock *clock
 	keep  time.Duration // how long a key is remembered
+	most  int           // keys that are remembered; past it the whole name bypasses Redis
 
 	sequence  atomic.Uint64
 	some      atomic.Bool   // whether there is anything to look for; guarded by mu for writing
 	overflows atomic.Uint64 // keys that found no room
-	retrying  atomic.Bool   // whether a goroutine tries again
 
 	mu    sync.Mutex
 	keys  map[string]debt // guarded by mu
 	until int64           // guarded by mu; the end of the whole name's bypass
+	tries bool            // guarded by mu; a goroutine tries again
 }
 
 // debt is a delete that is owed to Redis.
@@ -36,10 +37,10 @@ type debt struct {
 // next returns the number of a write about to be sent. A confirmation settles the debts of its own number and older ones.
 func (u *unconfirmed) next() uint64 { return u.sequence.Add(1) }
 
-// owe remembers keys.
-func (u *unconfirmed) owe(sequence uint64, physical ...string) {
+// owe remembers keys. It reports whether the caller has to begin to try again, and whether there was no room for all.
+func (u *unconfirmed) owe(sequence uint64, physical ...string) (begin, overflow bool) {
 	if len(physical) == 0 {
-		return
+		return false, false
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -48,11 +49,12 @@ func (u *unconfirmed) owe(sequence uint64, physical ...string) {
 	u.some.Store(true)
 	swept := false
 	for _, key := range physical {
-		if _, known := u.keys[key]; !known && len(u.keys) >= maxUnconfirmed && !swept && u.until <= now {
+		if _, known := u.keys[key]; !known && len(u.keys) >= u.most && !swept && u.until <= now {
 			u.sweep(now)
 			swept = true
 		}
-		if _, known := u.keys[key]; !known && len(u.keys) >= maxUnconfirmed {
+		if _, known := u.keys[key]; !known && len(u.keys) >= u.most {
+			overflow = overflow || u.until <= now // begins now
 			u.until = until
 			u.overflows.Add(1)
 			continue
@@ -62,6 +64,16 @@ func (u *unconfirmed) owe(sequence uint64, physical ...string) {
 		}
 		u.keys[key] = debt{sequence: max(sequence, u.keys[key].sequence), until: until}
 	}
+	begin, u.tries = !u.tries, true
+	return begin, overflow
+}
+
+// goOn tells who tries again whether there is anything left to try. If not, the next debt begins anew.
+func (u *unconfirmed) goOn() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.tries = len(u.keys) > 0
+	return u.tries
 }
 
 // sweep takes out what has expired. u.mu is held.
@@ -118,6 +130,16 @@ func (u *unconfirmed) owed() (keys []string, sequences []uint64) {
 	return keys, sequences
 }
 
+// overflowing returns how many keys found no room, while the whole name bypasses Redis for them.
+func (u *unconfirmed) overflowing() int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.until <= u.clock.now() {
+		return 0
+	}
+	return int(u.overflows.Load())
+}
+
 // len returns how many keys are remembered.
 func (u *unconfirmed) len() int {
 	u.mu.Lock()
@@ -130,54 +152,53 @@ const retryEvery = 500 * time.Millisecond
 
 // owe remembers deletes that Redis did not confirm, and has them tried again until it does.
 func (c *Cache[K, V]) owe(sequence uint64, physical ...string) {
-	c.unconfirmed.owe(sequence, physical...)
-	if len(physical) > 0 {
-		c.retry()
+	begin, overflow := c.unconfirmed.owe(sequence, physical...)
+	if begin {
+		c.client.retries.Go(c.retry) // not once the client closes, which tries for the last time
+	}
+	if overflow {
+		c.client.log.Warn("nearside: more deletes are not confirmed by Redis than can be remembered; the whole cache does without Redis for a while",
+			"cache", c.name, "remembered", c.unconfirmed.most, "for", c.unconfirmed.keep)
 	}
 }
 
-// retry starts the goroutine that tries again, unless it runs.
 func (c *Cache[K, V]) retry() {
-	if c.unconfirmed.retrying.CompareAndSwap(false, true) && !c.client.retries.Go(c.retryUntilSettled) {
-		c.unconfirmed.retrying.Store(false) // Close tries for the last time
-	}
-}
-
-func (c *Cache[K, V]) retryUntilSettled() {
-	defer func() {
-		c.unconfirmed.retrying.Store(false)
-		if c.unconfirmed.len() > 0 && !c.client.closed.Load() { // owed meanwhile
-			c.retry()
-		}
-	}()
-	timer := time.NewTimer(c.client.retryEvery)
-	defer timer.Stop()
-	for c.unconfirmed.len() > 0 {
+	ticker := time.NewTicker(c.client.retryEvery)
+	defer ticker.Stop()
+	for c.unconfirmed.goOn() {
 		select {
-		case <-timer.C:
+		case <-ticker.C:
 			// Not while the breaker is open: dials that fail make go-redis slow to come back.
 			c.settleOwed(context.Background(), c.client.write.Do)
-			timer.Reset(c.client.retryEvery)
 		case <-c.client.closing:
 			return
 		}
 	}
 }
 
-// settleOwed tries the deletes that are owed once more, and returns how many of them are left. A confirmation settles what was owed when
-// it was sent, and nothing newer.
+// settleOwed tries the deletes that are owed once more, and returns how many of them are left. After a round trip in which Redis confirmed
+// none it tries no more. A confirmation settles what was owed when it was sent, and nothing newer.
 func (c *Cache[K, V]) settleOwed(ctx context.Context, do sender) (left int) {
 	keys, sequences := c.unconfirmed.owed()
-	if ctx.Err() != nil {
-		return len(keys)
-	}
-	for i, err := range c.redis.remove(ctx, do, keys) {
-		if err == nil || errors.Is(err, ErrUnpublished) {
-			c.stats.retried.Add(1)
-			c.unconfirmed.settle(keys[i], sequences[i])
-		} else {
-			left++
+	left = len(keys)
+	trips(len(keys), func(from, to int) error {
+		if err := ctx.Err(); err != nil {
+			return err
 		}
-	}
+		before := left
+		for i, err := range c.redis.remove(ctx, do, keys[from:to]) {
+			if err == nil || errors.Is(err, ErrUnpublished) {
+				c.stats.retried.Add(1)
+				c.unconfirmed.settle(keys[from+i], sequences[from+i])
+				left--
+			}
+		}
+		if left == before {
+			return ErrUnconfirmed
+		}
+		return nil
+	})
 	return left
 }
+
+func (c *Cache[K, V]) overflowing() int { return c.unconfirmed.overflowing() }

@@ -14,7 +14,7 @@ import (
 // debtScene runs a scene with debts that last a minute, in a bubble: its time stands still but for time.Sleep.
 func debtScene(t *testing.T, scene func(t *testing.T, u *unconfirmed)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) { scene(t, &unconfirmed{clock: newClock(), keep: time.Minute}) })
+	synctest.Test(t, func(t *testing.T) { scene(t, &unconfirmed{clock: newClock(), keep: time.Minute, most: maxUnconfirmed}) })
 }
 
 // areOwed checks what is remembered of some keys.
@@ -197,7 +197,7 @@ func TestDebtsAgainstATable(t *testing.T) {
 		steps := steps.Draw(check, "steps")
 		var err error
 		synctest.Test(t, func(*testing.T) {
-			u := &unconfirmed{clock: newClock(), keep: time.Minute}
+			u := &unconfirmed{clock: newClock(), keep: time.Minute, most: maxUnconfirmed}
 			table := map[string]debt{}
 			for i, step := range steps {
 				time.Sleep(step.pause)
@@ -235,7 +235,7 @@ func TestDebtsAgainstATable(t *testing.T) {
 }
 
 func TestDebtsBesideOneAnother(t *testing.T) {
-	u := &unconfirmed{clock: newClock(), keep: time.Hour}
+	u := &unconfirmed{clock: newClock(), keep: time.Hour, most: maxUnconfirmed}
 	var mu sync.Mutex
 	numbers := map[uint64]bool{}
 	var wg sync.WaitGroup

@@ -78,15 +78,15 @@ var faults = []fault{
 		reads: byLoader, writes: owed, counted: "denied", breaker: closed,
 	},
 	{
-		name: "a master is dead: its keys", on: "cluster", coverage: "no", hangs: true, begin: deadMaster, wanted: onMaster(true),
+		name: "a master is dead: its keys", on: "cluster", coverage: "no", hangs: true, begin: deadMaster, wanted: onDead,
 		reads: byLoader, writes: owed, counted: "transport / timeout / cluster_down", breaker: opens,
 	},
 	{
-		name: "a master is dead: the other keys", on: "cluster", coverage: "no", begin: deadMaster, wanted: onMaster(false),
+		name: "a master is dead: the other keys", on: "cluster", coverage: "no", begin: deadMaster, wanted: onLiving,
 		reads: byRedis, writes: written, counted: "nothing", breaker: closed,
 	},
 	{
-		name: "a master is dead, full coverage is required", on: "cluster", coverage: "yes", hangs: true, begin: deadMaster, wanted: onMaster(false),
+		name: "a master is dead, full coverage is required", on: "cluster", coverage: "yes", hangs: true, begin: deadMaster, wanted: onLiving,
 		reads: byLoader, writes: owed, counted: "cluster_down", breaker: opens,
 	},
 	{
@@ -156,9 +156,6 @@ func deadMaster(t *testing.T, w *weather) func() {
 	}
 }
 
-// onMaster wants keys of the node that dies, or of the others.
-func onMaster(dead bool) func(*weather) func(*redistest.Server) bool {
-	return func(w *weather) func(*redistest.Server) bool {
-		return func(node *redistest.Server) bool { return (node == w.cluster.Nodes()[0]) == dead }
-	}
-}
+// onDead and onLiving want keys of the node that dies, or of the others.
+func onDead(w *weather, node *redistest.Server) bool   { return node == w.cluster.Nodes()[0] }
+func onLiving(w *weather, node *redistest.Server) bool { return !onDead(w, node) }

@@ -116,10 +116,10 @@ func (w *weather) open(t testing.TB) (*instance, redis.UniversalClient) {
 }
 
 // keys returns the names of n rows, all of which stand on a node if there is one.
-func (w *weather) keys(t testing.TB, n int, wanted func(*redistest.Server) bool) (keys []string) {
+func (w *weather) keys(t testing.TB, n int, wanted func(*weather, *redistest.Server) bool) (keys []string) {
 	for i := 0; len(keys) < n; i++ {
 		key := fmt.Sprint("row-", i)
-		if wanted == nil || wanted(w.cluster.NodeFor(w.a.PhysicalKey(t, key))) {
+		if wanted == nil || wanted(w, w.cluster.NodeFor(w.a.PhysicalKey(t, key))) {
 			keys = append(keys, key)
 		}
 	}
@@ -133,7 +133,7 @@ type fault struct {
 	coverage string // of a cluster: whether full coverage is required
 	hangs    bool   // budgets end calls; they are short then, else so long that a busy machine does not look like this fault
 	begin    func(*testing.T, *weather) (end func())
-	wanted   func(*weather) func(*redistest.Server) bool // the nodes of the keys that are looked at; nil: any
+	wanted   func(*weather, *redistest.Server) bool // the nodes of the keys that are looked at; nil: any
 
 	reads   string // who answers Get and GetMany
 	writes  string // what Update and Invalidate return
@@ -187,11 +187,7 @@ func (f *fault) test(t *testing.T, on string) {
 		budgets = [2]time.Duration{100 * time.Millisecond, 250 * time.Millisecond}
 	}
 	w := newWeather(t, on, f.coverage, budgets)
-	var wanted func(*redistest.Server) bool
-	if f.wanted != nil {
-		wanted = f.wanted(w)
-	}
-	keys := w.keys(t, 42, wanted)
+	keys := w.keys(t, 42, f.wanted)
 	updated, invalidated := keys[40], keys[41]
 	for _, key := range keys {
 		w.put(key, v1)

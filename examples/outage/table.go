@@ -31,13 +31,14 @@ func (l *line) quantile(part float64) time.Duration {
 
 func printHead(out io.Writer, rate int) {
 	fmt.Fprintf(out, `%d reads and %d writes a second for each side, on %d instances; 9 reads of 10 ask for %d of %d rows.
-A load takes %d ms; a database bears %d at once. A line tells what came back in that phase: in time (ok), or
-an error of the database (db), ErrOverloaded (shed), later than %v (late), another or not sent (else).
-p50 and p99 count both. old: answers older than what that instance had invalidated before they were asked for.
+A load takes %d ms; a database bears %d at once, and nearside's MaxLoads is %d for each instance. A line tells
+what came back in that phase: in time (ok), or an error of the database (db), ErrOverloaded (shed), later than
+%v (late), another or not sent (else); p50 and p99 count both. loads: all, most at once, and those refused.
+old: answers older than what that instance had invalidated before they were asked for.
 
 %-25s| -------- errors -------    ms     |      loads        | answers from (%%)   |
 %-16s%-9s|  ok/s   db shed  late else   p50  p99|  all most refused | local redis loader | old
-`, rate, rate/writeEvery, instances, hotRows, rows, loadTime.Milliseconds(), bears, deadline, "", "redis", "side")
+`, rate, rate/writeEvery, instances, hotRows, rows, loadTime.Milliseconds(), bears, bears/instances, deadline, "", "redis", "side")
 }
 
 func printPhase(out io.Writer, lines []line) {

@@ -86,7 +86,7 @@ func run(ctx context.Context, config config, ready func(net.Addr, *catalog)) (er
 
 	client, err := cache.Open(rdb, cache.Config{
 		Namespace: "shop", Logger: config.log,
-		MaxLoads: maxConnections, // a load takes one: more at once would only wait for one another
+		MaxLoads: maxConnections, // a load takes one: more at once would wait for one another
 	})
 	if err != nil {
 		return err

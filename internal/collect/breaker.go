@@ -77,7 +77,8 @@ func outcome(err error, cmds []*rediscall.Command) error {
 	return nil
 }
 
-// evidence returns an error that says that Redis serves nobody now; nil for another, since that is an answer.
+// evidence returns an error that says that Redis serves nobody now, errNoEvidence for one that says nothing of it, and nil for another,
+// since that is an answer.
 func evidence(err error) error {
 	switch rediscall.Classify(err) {
 	case rediscall.ClusterDown, rediscall.MasterDown:
@@ -94,8 +95,7 @@ func evidence(err error) error {
 	return nil
 }
 
-// refuses tells whether a call need not be made. If it is time to try Redis again, it lets probe do so, under the one watch that there
-// is then.
+// refuses tells whether a call is not to be sent. When a trial is due it starts probe, which ends the watch.
 func (b *breaker) refuses(probe func(watched) bool) bool {
 	if !b.open.Load() {
 		return false
@@ -126,13 +126,13 @@ func (s *breakers) of(node *redis.Client) *breaker {
 	return b
 }
 
-// sick returns how many nodes failed when they were last tried, and were tried, or asked for, since about openFor. A node that has left
-// the cluster is not among them for long.
-func (s *breakers) sick() (n int) {
+// sick returns how many nodes failed when they were last tried. If nodes come and go, only those count that are tried now, or were asked
+// for within openFor.
+func (s *breakers) sick(comeAndGo bool) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range s.byNode {
-		if b.open.Load() && (b.circuit.State() == gobreaker.StateOpen || b.circuit.Counts().Requests > 0) {
+		if b.open.Load() && (!comeAndGo || b.circuit.State() == gobreaker.StateOpen || b.circuit.Counts().Requests > 0) {
 			n++
 		}
 	}

@@ -31,7 +31,7 @@ func newCollector(rdb redis.UniversalClient, budget time.Duration, b *breakers) 
 	_, one := rdb.(*redis.Client)
 	c := &Collector{rdb: rdb, breakers: b, every: newQueue(rdb, budget, b.of(nil), one)}
 	c.nodes.cluster, _ = rdb.(*redis.ClusterClient)
-	c.nodes.breakers = b
+	c.nodes.breakers, c.nodes.every = b, c.every
 	return c
 }
 
@@ -43,7 +43,7 @@ func (c *Collector) Do(ctx context.Context, cmds ...*rediscall.Command) error {
 	return c.do(ctx, cmds, false)
 }
 
-// Insist is Do for commands that are sent all the same.
+// Insist is Do, whatever the breakers say.
 func (c *Collector) Insist(ctx context.Context, cmds ...*rediscall.Command) error {
 	return c.do(ctx, cmds, true)
 }
@@ -58,7 +58,7 @@ func (c *Collector) do(ctx context.Context, cmds []*rediscall.Command, insist bo
 	if c.nodes.cluster == nil {
 		return c.every.do(ctx, cmds, insist)
 	}
-	return c.nodes.do(ctx, cmds, insist, c.every)
+	return c.nodes.do(ctx, cmds, insist)
 }
 
 // Get reads one key. It is Do for the most frequent command, for less: the error is redis.Nil where nothing stands.
@@ -69,7 +69,7 @@ func (c *Collector) Get(ctx context.Context, key string) (string, error) {
 	if c.nodes.cluster == nil {
 		return c.every.get(ctx, key)
 	}
-	return c.nodes.get(ctx, key, c.every)
+	return c.nodes.get(ctx, key)
 }
 
 // GetMany reads some keys, at most as many as go in a trip, into reads, which has one for each. After an error reads must not be
@@ -81,7 +81,7 @@ func (c *Collector) GetMany(ctx context.Context, keys []string, reads []Read) er
 	if c.nodes.cluster == nil {
 		return c.every.getMany(ctx, keys, reads)
 	}
-	return c.nodes.getMany(ctx, keys, reads, c.every)
+	return c.nodes.getMany(ctx, keys, reads)
 }
 
 // queues returns all queues.
@@ -103,8 +103,9 @@ func (c *Collector) Trips() (n uint64) {
 	return n
 }
 
-// Sick tells for how many nodes the breaker is open now. One that nobody asks is not known to be sick after a second.
-func (c *Collector) Sick() int { return c.breakers.sick() }
+// Sick tells for how many nodes the breaker is open. A node of a cluster that nobody has asked for a second does not count: it may have
+// left.
+func (c *Collector) Sick() int { return c.breakers.sick(c.nodes.cluster != nil) }
 
 // Stuck tells how many trips go-redis has not given back after their budget.
 func (c *Collector) Stuck() (n int) {

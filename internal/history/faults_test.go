@@ -58,7 +58,11 @@ func standalone(t testing.TB) *topology {
 			},
 			"out of memory": asked(server, []any{"config", "set", "maxmemory", "1"}, []any{"config", "set", "maxmemory", "0"}),
 			"read-only":     asked(server, []any{"replicaof", "127.0.0.1", "1"}, []any{"replicaof", "no", "one"}),
-			"long outage":   func(t testing.TB, _ *world) { server.Kill(t); time.Sleep(1200 * time.Millisecond); server.StartAgain(t) },
+			"long outage": func(t testing.TB, _ *world) {
+				server.Kill(t)
+				time.Sleep(1200 * time.Millisecond)
+				server.StartAgain(t)
+			},
 		},
 	}
 }

@@ -47,7 +47,7 @@ var mutants = []mutant{
 	},
 	{
 		name:  "local first, then Redis",
-		edits: []edit{{"cache/write.go", "		c.unconfirmed.owe(sequence, owed...)\n		c.moveAll(targets)\n", "		c.unconfirmed.owe(sequence, owed...)\n"}},
+		edits: []edit{{"cache/write.go", "		c.owe(sequence, owed...)\n		c.moveAll(targets)\n", "		c.owe(sequence, owed...)\n"}},
 	},
 	{
 		name: "message before delete",

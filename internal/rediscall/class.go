@@ -96,7 +96,8 @@ func Classify(err error) Class {
 	return Other
 }
 
-// Unknown tells whether a command with this error may have run all the same: it was sent, and no reply of its own came back.
+// Unknown tells whether a command with this error may have run all the same: no reply of its own came back. Only of ErrBreakerOpen is it
+// certain that it was not sent.
 func Unknown(err error) bool { return onlyTransport(err) != nil && !errors.Is(err, ErrBreakerOpen) }
 
 func classifyReply(err error) Class {
