@@ -72,13 +72,6 @@ func (c *crowd) open() {
 	}
 }
 
-// shut begins anew: no load goes on, and none has begun.
-func (c *crowd) shut() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.tickets, c.started, c.most = make(chan struct{}), nil, 0
-}
-
 // await returns when so many loads have begun, and tells of which keys.
 func (c *crowd) await(t testing.TB, n int) (keys []string) {
 	t.Helper()
