@@ -56,7 +56,7 @@
 // The database must not fall sick of it. One load for each key and process runs at a time, Config.MaxLoads bound all loads of
 // the client, and what was loaded without Redis is kept in this process for Config.DegradedTTL. Where the source cannot bear
 // even that, Policy.Fallback gives the callers ErrUnavailable instead. A load has its lease before it has its place, so other
-// processes wait for a queue of this one as for a slow load.
+// processes wait for a queue of this one as for a slow load; a load that another load asks for on its context waits for neither.
 //
 // Invalidate, Update and Set return ErrUnconfirmed if Redis may still hold the old value. This process does without Redis for
 // the key then, and tries the delete again twice a second, for as many as 100 000 keys of a cache; beyond that it does without

@@ -32,7 +32,7 @@ func (l *load) urgency() (urgent context.Context, rush context.CancelFunc) {
 // joinedFrom takes in that somebody waits for the load. If that is a load that holds a place, which this one may be waiting for, neither
 // must wait for the other.
 func (l *load) joinedFrom(ctx context.Context, g *gate) {
-	if ctx.Value(heldPlace{}) == g {
+	if g.holds(ctx) {
 		_, rush := l.urgency()
 		rush()
 	}

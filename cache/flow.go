@@ -33,7 +33,7 @@ func (c *Cache[K, V]) run(l *load, started []*attempt[K, V], loader Loader[K, V]
 	rest := append(c.look(l.ctx, unasked), c.sort(l.ctx, asked)...)
 	var wait []*attempt[K, V]
 	for _, a := range rest {
-		if a.reading.state == stateLeased && c.policy.LeaseWait != Off {
+		if a.reading.state == stateLeased && c.policy.LeaseWait != Off && !c.client.gate.holds(l.ctx) {
 			wait = append(wait, a)
 		} else {
 			toLoad = append(toLoad, a)
@@ -203,6 +203,7 @@ func (c *Cache[K, V]) await(l *load, waiting []*attempt[K, V], loader Loader[K, 
 	defer timeout.Stop()
 	poll := time.NewTimer(minPoll)
 	defer poll.Stop()
+	urgent, _ := l.urgency()
 	for len(waiting) > 0 {
 		var again, still, toLoad []*attempt[K, V]
 		select {
@@ -217,6 +218,9 @@ func (c *Cache[K, V]) await(l *load, waiting []*attempt[K, V], loader Loader[K, 
 		case <-poll.C:
 			again = waiting
 			poll.Reset(max(minPoll, min(maxPoll, time.Since(began)/10)))
+		case <-urgent.Done(): // whoever has the lease may wait for the place of who waits here
+			c.load(l, waiting, loader)
+			return
 		case <-timeout.C:
 			c.stats.leaseTimeouts.Add(uint64(len(waiting)))
 			c.load(l, waiting, loader)
@@ -251,6 +255,11 @@ type fill[K comparable, V any] struct {
 // load calls the loader once for all keys and answers their flights. Those who waited go on; the tiers are filled behind them,
 // for the keys whose lease is ours.
 func (c *Cache[K, V]) load(l *load, attempts []*attempt[K, V], loader Loader[K, V]) {
+	if err := l.ctx.Err(); err != nil { // nobody waits any more
+		c.failAll(flightsOf(attempts), err)
+		c.redis.abandonLeases(l.ctx, granted(attempts))
+		return
+	}
 	if attempts = c.mayLoad(attempts); len(attempts) == 0 {
 		return
 	}

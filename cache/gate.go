@@ -24,18 +24,32 @@ func newGate(places int) *gate {
 	return &gate{places: semaphore.NewWeighted(int64(places)), mostWaiting: queuePerPlace * int64(places)}
 }
 
-// heldPlace is the key under which the context of a load carries the gate whose place it holds.
-type heldPlace struct{}
+// heldPlace is the key under which the context of a load carries its load under a gate: of each gate the innermost.
+type heldPlace struct{ gate *gate }
+
+// innermost is the key under which the context of a load carries its gate.
+type innermost struct{}
+
+// holds tells whether a context is that of a load under the gate that has not ended.
+func (g *gate) holds(ctx context.Context) bool {
+	ended, _ := ctx.Value(heldPlace{g}).(*atomic.Bool)
+	return ended != nil && !ended.Load()
+}
+
+// under returns a context that says so until end is called.
+func (g *gate) under(ctx context.Context) (held context.Context, end func()) {
+	ended := new(atomic.Bool)
+	return context.WithValue(context.WithValue(ctx, heldPlace{g}, ended), innermost{}, g), func() { ended.Store(true) }
+}
 
 // enter waits for a place for a load while ctx lives, if the queue has room, and returns a context that says so. A load that a load asks
 // for, or waits for, needs none: it goes under the place of the other, or each could keep the other from going on.
-func (g *gate) enter(ctx context.Context, l *load) (held context.Context, placed bool, err error) {
-	if ctx.Value(heldPlace{}) == g {
-		return ctx, false, nil
+func (g *gate) enter(ctx context.Context, l *load) (placed bool, err error) {
+	if g.holds(ctx) {
+		return false, nil
 	}
-	held = context.WithValue(ctx, heldPlace{}, g)
 	if g.tryEnter() {
-		return held, true, nil
+		return true, nil
 	}
 	urgent, _ := l.urgency()
 	waiting, cancel := context.WithCancel(ctx)
@@ -44,18 +58,18 @@ func (g *gate) enter(ctx context.Context, l *load) (held context.Context, placed
 	defer g.waiting.Add(-1)
 	if g.waiting.Add(1) > g.mostWaiting && urgent.Err() == nil {
 		g.refused.Add(1)
-		return nil, false, fmt.Errorf("%w: %d wait already", ErrOverloaded, g.mostWaiting)
+		return false, fmt.Errorf("%w: %d wait already", ErrOverloaded, g.mostWaiting)
 	}
 	switch err = g.places.Acquire(waiting, 1); {
 	case err == nil:
 		g.running.Add(1)
-		return held, true, nil
+		return true, nil
 	case urgent.Err() != nil && ctx.Err() == nil:
-		return held, false, nil
+		return false, nil
 	case ctx.Err() == context.DeadlineExceeded: // else nobody waits for it any more
 		g.refused.Add(1)
 	}
-	return nil, false, fmt.Errorf("%w: no place in time: %w", ErrOverloaded, err)
+	return false, fmt.Errorf("%w: no place in time: %w", ErrOverloaded, err)
 }
 
 // tryEnter takes a place if one is free now. Without a gate there always is.

@@ -48,11 +48,19 @@ func loadEach[K comparable, V any](ctx context.Context, keys []K, load func(ctx 
 		failed = map[K]error{}
 		calls  sync.WaitGroup
 	)
-	gate, _ := ctx.Value(heldPlace{}).(*gate)
+	gate, _ := ctx.Value(innermost{}).(*gate)
 	free := make(chan struct{}, singleConcurrency) // places that are ours and not in use
 	free <- struct{}{}                             // that of the whole load
 	held := 1
 	for i := range keys {
+		if err := ctx.Err(); err != nil { // nobody waits any more
+			mu.Lock()
+			for _, key := range keys[i:] {
+				failed[key] = err
+			}
+			mu.Unlock()
+			break
+		}
 		select {
 		case <-free:
 		default:
@@ -141,15 +149,17 @@ func (c *Cache[K, V]) callLoader(l *load, keys []K, loader Loader[K, V]) loaded[
 	}
 	ctx, cancel := context.WithTimeout(l.ctx, c.policy.LoadTimeout)
 	defer cancel()
-	held, placed, err := c.client.gate.enter(ctx, l)
+	placed, err := c.client.gate.enter(ctx, l)
 	if err != nil {
 		return loaded[K, V]{err: err}
 	}
+	held, end := c.client.gate.under(ctx)
 	done := make(chan loaded[K, V], 1)
 	started := !c.client.closed.Load() && c.client.loaders.Go(func() { // when the client closes, all places come free
 		if placed {
 			defer c.client.gate.leave()
 		}
+		defer end()
 		c.stats.loaderCalls.Add(1)
 		c.stats.loads.Add(uint64(len(keys)))
 		var out loaded[K, V]

@@ -11,7 +11,7 @@ import (
 type Stats struct {
 	LocalHits uint64 // answered by this process, "not found" included
 	RedisHits uint64 // answered by Redis, "not found" included
-	Misses    uint64 // Redis was asked, and nothing that could be used stood there. Loads that did without Redis are not among them
+	Misses    uint64 // Redis was asked, and nothing that could be used stood there
 	Joined    uint64 // callers that shared the flight of another
 
 	LoaderCalls   uint64 // calls of the loader

@@ -25,7 +25,12 @@ type unconfirmed struct {
 	mu    sync.Mutex
 	keys  map[string]debt // guarded by mu
 	until int64           // guarded by mu; the end of the whole name's bypass
-	tries bool            // guarded by mu; a goroutine tries again
+	lost  int             // guarded by mu; the keys that found no room since that began
+	over  struct {        // guarded by mu; the last write of which keys found no room
+		sequence uint64
+		keys     int
+	}
+	tries bool // guarded by mu; a goroutine tries again
 }
 
 // debt is a delete that is owed to Redis.
@@ -47,16 +52,14 @@ func (u *unconfirmed) owe(sequence uint64, physical ...string) (begin, overflow 
 	now := u.clock.now()
 	until := now + int64(u.keep)
 	u.some.Store(true)
-	swept := false
+	swept, without := false, 0
 	for _, key := range physical {
 		if _, known := u.keys[key]; !known && len(u.keys) >= u.most && !swept && u.until <= now {
 			u.sweep(now)
 			swept = true
 		}
 		if _, known := u.keys[key]; !known && len(u.keys) >= u.most {
-			overflow = overflow || u.until <= now // begins now
-			u.until = until
-			u.overflows.Add(1)
+			without++
 			continue
 		}
 		if u.keys == nil {
@@ -64,8 +67,32 @@ func (u *unconfirmed) owe(sequence uint64, physical ...string) (begin, overflow 
 		}
 		u.keys[key] = debt{sequence: max(sequence, u.keys[key].sequence), until: until}
 	}
+	if without > 0 {
+		if overflow = u.until <= now; overflow {
+			u.lost = 0
+		}
+		u.until = until
+		if sequence != u.over.sequence { // a write whose caller has left is owed twice
+			u.over.sequence, u.over.keys = sequence, without
+			u.lost += without
+			u.overflows.Add(uint64(without))
+		}
+	}
 	begin, u.tries = !u.tries, true
 	return begin, overflow
+}
+
+// retract takes back that keys of a write found no room, since Redis has confirmed all of them after all.
+func (u *unconfirmed) retract(sequence uint64) {
+	if !u.some.Load() {
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.over.sequence == sequence && u.over.keys == u.lost {
+		u.until, u.lost = 0, 0
+		u.some.Store(len(u.keys) > 0)
+	}
 }
 
 // goOn tells who tries again whether there is anything left to try. If not, the next debt begins anew.
@@ -137,7 +164,7 @@ func (u *unconfirmed) overflowing() int {
 	if u.until <= u.clock.now() {
 		return 0
 	}
-	return int(u.overflows.Load())
+	return u.lost
 }
 
 // len returns how many keys are remembered.

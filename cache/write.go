@@ -61,6 +61,9 @@ func (c *Cache[K, V]) drop(ctx context.Context, targets []target[K]) map[K]error
 		for _, t := range settled {
 			c.unconfirmed.settle(t.physical, sequence)
 		}
+		if len(owed) == 0 {
+			c.unconfirmed.retract(sequence)
+		}
 		done <- failed
 	})
 

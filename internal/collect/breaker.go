@@ -132,7 +132,7 @@ func (s *breakers) sick(comeAndGo bool) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range s.byNode {
-		if b.open.Load() && (!comeAndGo || b.circuit.State() == gobreaker.StateOpen || b.circuit.Counts().Requests > 0) {
+		if b.open.Load() && (!comeAndGo || b.circuit.State() == gobreaker.StateOpen || b.circuit.Counts().Requests > b.circuit.Counts().TotalExclusions) {
 			n++
 		}
 	}
