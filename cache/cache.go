@@ -66,11 +66,11 @@ func New[K comparable, V any](client *Client, name string, loader Loader[K, V], 
 	c.redis = &redisTier{
 		client: client, name: name, prefix: len(c.keys.prefix), schema: policy.Schema, leaseTTL: policy.LeaseTTL,
 		wakes: policy.LeaseWait != Off && client.bus != nil, stats: &c.stats,
-		schemaText: strconv.Itoa(int(policy.Schema)), leaseMillis: millis(policy.LeaseTTL),
+		staleTTL: max(0, policy.StaleTTL), schemaText: strconv.Itoa(int(policy.Schema)), leaseMillis: millis(policy.LeaseTTL),
 	}
 	c.unconfirmed = &unconfirmed{
 		clock: client.clock, most: maxUnconfirmed,
-		keep: max(policy.TTL, policy.NegativeTTL) + policy.LoadTimeout + client.config.WriteBudget,
+		keep: max(policy.TTL, policy.NegativeTTL) + max(0, policy.StaleTTL) + policy.LoadTimeout + client.config.WriteBudget,
 	}
 	if policy.LocalTTL != Off {
 		if c.local, err = newLocalTier[K, V](policy, client); err != nil {
@@ -137,11 +137,11 @@ func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 func (c *Cache[K, V]) GetResult(ctx context.Context, key K) (Result[V], error) {
 	var a answer[V]
 	if e := c.near(key); e != nil {
-		a = answer[V]{value: e.value, err: e.err(), tier: TierLocal, why: WhyHit, loaded: e.loaded}
+		a = answer[V]{value: e.value, err: e.err(), tier: TierLocal, why: standInWhys[e.standIn], stale: e.standIn > 0, loaded: e.loaded}
 	} else {
 		a = c.get(ctx, "get", key, c.loader)
 	}
-	r := Result[V]{Tier: a.tier, Why: a.why}
+	r := Result[V]{Tier: a.tier, Why: a.why, Stale: a.stale}
 	if a.loaded != 0 {
 		r.Age = time.Duration(max(0, c.client.clock.now()-a.loaded))
 	}

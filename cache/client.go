@@ -66,7 +66,7 @@ type Client struct {
 	bus    *invalidation.Bus // nil if it is off
 	clock  *clock
 	stamps *stamps
-	epoch  atomic.Uint64 // the generation of everything local
+	epoch  atomic.Uint32 // the generation of everything local
 
 	retryEvery time.Duration // tests change it, before the first cache is made
 

@@ -77,7 +77,7 @@ type flight[K comparable, V any] struct {
 	next     *flight[K, V] // guarded by the shard's mu; another flight of the shard
 	physical string
 	stamp    uint32 // the key's stamp before Redis is read: if it moves, the flight was overtaken
-	epoch    uint64
+	epoch    uint32
 	load     *load
 	alone    load // the load of a flight that is read alone
 
@@ -115,6 +115,7 @@ type answer[V any] struct {
 	err    error // ErrNotFound included
 	tier   Tier
 	why    Why
+	stale  bool  // it stands in
 	loaded int64 // when the load of the value began, on the client's clock; 0 if that is not known
 }
 

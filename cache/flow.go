@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 )
 
@@ -13,8 +14,9 @@ import (
 type attempt[K comparable, V any] struct {
 	*flight[K, V]
 	reading reading
-	why     Why   // why the loader will be called
-	alarm   alarm // rings when it is worth to look at Redis again
+	why     Why      // why the loader will be called
+	last    *reading // a value in Redis that may stand in, if there was one
+	alarm   alarm    // rings when it is worth to look at Redis again
 }
 
 // run takes flights that neither the local tier nor a first look at Redis has answered through Redis and the loader.
@@ -73,6 +75,10 @@ func (c *Cache[K, V]) look(ctx context.Context, asked []*attempt[K, V]) (rest []
 func (c *Cache[K, V]) sort(ctx context.Context, asked []*attempt[K, V]) (rest []*attempt[K, V]) {
 	var toLease []*attempt[K, V]
 	for _, a := range asked {
+		if a.reading.stale {
+			last := a.reading
+			a.last = &last
+		}
 		switch {
 		case c.landFound(a):
 		case a.reading.state == stateMiss:
@@ -154,14 +160,14 @@ func (c *Cache[K, V]) landFrame(flight *flight[K, V], r *reading) bool {
 	c.stats.redisHits.Add(1)
 	if c.local != nil {
 		e := &entry[K, V]{value: a.value, negative: f.kind == kindNegative, loaded: a.loaded}
-		c.keep(flight, e, flight.stamp, r.read.now, ttl, len(f.payload))
+		c.keep(flight, e, flight.stamp, r.read.now, ttl, c.redisEnd(r), len(f.payload))
 	}
 	c.land(flight, a, true)
 	return true
 }
 
-// keep puts an entry into the local tier for at most ttl from now on, unless an invalidation came in between.
-func (c *Cache[K, V]) keep(f *flight[K, V], e *entry[K, V], stamp uint32, now int64, ttl time.Duration, size int) {
+// keep puts an entry into the local tier for at most ttl from now on, unless an invalidation came in between. Until end it may stand in.
+func (c *Cache[K, V]) keep(f *flight[K, V], e *entry[K, V], stamp uint32, now int64, ttl time.Duration, end int64, size int) {
 	// The coarse clock lags by a tick: an entry ends early by that much, so that it never outlives Redis'.
 	ttl = min(ttl, c.policy.LocalTTL)
 	if c.client.deaf() {
@@ -175,6 +181,7 @@ func (c *Cache[K, V]) keep(f *flight[K, V], e *entry[K, V], stamp uint32, now in
 		return
 	}
 	e.key, e.stamp, e.epoch, e.expires = f.key, stamp, f.epoch, now+int64(ttl)
+	e.spare = uint32(min(math.MaxUint32, max(0, end-e.expires)/int64(tick)))
 	if c.local.put(f.hash, e, c.cost(e, size)) {
 		c.stats.localFills.Add(1)
 	} else {
@@ -204,6 +211,12 @@ func (c *Cache[K, V]) await(l *load, waiting []*attempt[K, V], loader Loader[K, 
 	poll := time.NewTimer(minPoll)
 	defer poll.Stop()
 	urgent, _ := l.urgency()
+	var soft <-chan time.Time
+	if c.policy.SoftTimeout != Off {
+		timer := time.NewTimer(c.policy.SoftTimeout)
+		defer timer.Stop()
+		soft = timer.C
+	}
 	for len(waiting) > 0 {
 		var again, still, toLoad []*attempt[K, V]
 		select {
@@ -221,6 +234,13 @@ func (c *Cache[K, V]) await(l *load, waiting []*attempt[K, V], loader Loader[K, 
 		case <-urgent.Done(): // whoever has the lease may wait for the place of who waits here
 			c.load(l, waiting, loader)
 			return
+		case <-soft:
+			if !l.join() {
+				continue // all have left: its context has ended
+			}
+			defer l.leave()
+			c.landSlow(waiting)
+			continue
 		case <-timeout.C:
 			c.stats.leaseTimeouts.Add(uint64(len(waiting)))
 			c.load(l, waiting, loader)
@@ -272,6 +292,7 @@ func (c *Cache[K, V]) load(l *load, attempts []*attempt[K, V], loader Loader[K, 
 	began := c.client.clock.now()
 	renewal := c.redis.keepRenewed(l.ctx, unused)
 	defer renewal.stop()
+	defer c.soften(l, attempts)()
 	out := c.callLoader(l, keys, loader)
 	renewal.stop()
 
@@ -308,16 +329,24 @@ func (a *attempt[K, V]) withoutRedis() bool { return a.why == WhyRedis || a.why 
 // keepWithoutRedis keeps what Redis did not take, or was not given, in this process alone and for a short time. That spares the source,
 // and needs no lease: each invalidation that this process learns of voids it as it does any local entry.
 func (c *Cache[K, V]) keepWithoutRedis(f *fill[K, V]) {
-	c.keep(f.flight, f.entry, f.flight.stamp, c.client.clock.now(), min(f.ttl, c.client.config.DegradedTTL), len(f.frame.payload))
+	now := c.client.clock.now()
+	c.keep(f.flight, f.entry, f.flight.stamp, now, min(f.ttl, c.client.config.DegradedTTL), c.staleEnd(now, f.ttl), len(f.frame.payload))
 }
 
 // mayLoad returns the flights that the loader may answer. The others have failed.
 func (c *Cache[K, V]) mayLoad(attempts []*attempt[K, V]) (allowed []*attempt[K, V]) {
 	var refused []*flight[K, V]
 	for _, a := range attempts {
-		if c.policy.Fallback == FallbackError && (a.why == WhyRedis || a.why == WhyBypassed && c.client.read.Sick() > 0) {
-			refused = append(refused, a.flight)
-			continue
+		if c.policy.Fallback != FallbackLoader && (a.why == WhyRedis || a.why == WhyBypassed && c.client.read.Sick() > 0) {
+			if stale, ok := c.standIn(a, WhyRedis); ok {
+				c.flights.remove(a.flight)
+				c.land(a.flight, stale, false)
+				continue
+			}
+			if c.policy.Fallback == FallbackError {
+				refused = append(refused, a.flight)
+				continue
+			}
 		}
 		if a.withoutRedis() {
 			c.stats.degraded.Add(1)
@@ -349,9 +378,13 @@ func (c *Cache[K, V]) toFill(a *attempt[K, V], ans *answer[V]) *fill[K, V] {
 		kind, ttl = kindNegative, c.policy.NegativeTTL
 		granted = granted && ttl != Off
 	case ans.err != nil:
+		c.stats.loadErrors.Add(1)
+		if stale, ok := c.standIn(a, whyFailed(ans.err)); ok {
+			*ans = stale
+			return nil
+		}
 		var zero V
 		ans.value = zero
-		c.stats.loadErrors.Add(1)
 		return nil
 	default:
 		var err error
@@ -400,7 +433,7 @@ func (c *Cache[K, V]) fill(ctx context.Context, fills []*fill[K, V]) {
 	for _, f := range fills {
 		switch f.err {
 		case nil:
-			c.keep(f.flight, f.entry, f.flight.stamp, now, f.ttl, len(f.frame.payload))
+			c.keep(f.flight, f.entry, f.flight.stamp, now, f.ttl, c.staleEnd(now, f.ttl), len(f.frame.payload))
 		case errLeaseVoid: // somebody wrote or invalidated it: this speaks against the value, and no lease stands
 		default:
 			c.keepWithoutRedis(f)

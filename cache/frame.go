@@ -17,7 +17,7 @@ import (
 //	 6  2  schema           88  8  lease expiry
 //	 8  8  loaded at        96  4  length of the key
 //	16  8  fresh until     100  4  length of the payload
-//	24  8  expires         104     key, payload
+//	24  8  expires: until then it may stand in, not fresh; 104: key, payload
 //	32 16  fill id
 const (
 	frameMagic  = "\x9fNS1" // three bytes and the format
@@ -49,7 +49,7 @@ const (
 // The flags of a frame.
 const (
 	flagNil     byte = 1 // of a value: a nil []byte, which has the same payload as an empty one
-	flagAwaited byte = 2 // of a lease: somebody wants to be woken when it ends
+	flagAwaited byte = 2 // of a lease, alone or on a value: somebody wants to be woken when it ends
 )
 
 // farFuture is the latest time that Lua holds exactly.
@@ -124,8 +124,9 @@ func (f *frame) parse(raw string) error {
 	var possible byte // flags
 	switch f.kind {
 	case kindValue:
+		possible = flagAwaited
 		if bodyLen == 0 {
-			possible = flagNil
+			possible |= flagNil
 		}
 	case kindNegative, kindLease:
 		if bodyLen != 0 {

@@ -93,7 +93,11 @@ func TestNewRefuses(t *testing.T) {
 		"a short lease":              {cache.Policy{TTL: time.Minute, LeaseTTL: time.Millisecond}, "Policy.LeaseTTL"},
 		"a wait longer than a load":  {cache.Policy{TTL: time.Minute, LoadTimeout: time.Second, LeaseWait: 2 * time.Second}, "Policy.LeaseWait"},
 		"negative bytes":             {cache.Policy{TTL: time.Minute, LocalBytes: -1}, "Policy.LocalBytes"},
-		"an unknown fallback":        {cache.Policy{TTL: time.Minute, Fallback: "stale"}, "Policy.Fallback"},
+		"a soft time-out alone":      {cache.Policy{TTL: time.Minute, SoftTimeout: time.Second}, "Policy.SoftTimeout"},
+		"a soft one after the hard":  {cache.Policy{TTL: time.Minute, StaleTTL: time.Minute, LoadTimeout: time.Second, SoftTimeout: time.Minute}, "Policy.SoftTimeout"},
+		"stale answers of none":      {cache.Policy{TTL: time.Minute, Fallback: cache.FallbackStale}, "Policy.Fallback"},
+		"a negative stale TTL":       {cache.Policy{TTL: time.Minute, StaleTTL: -2}, "Policy.StaleTTL"},
+		"an unknown fallback":        {cache.Policy{TTL: time.Minute, Fallback: "none"}, "Policy.Fallback"},
 		"more entries than can be":   {cache.Policy{TTL: time.Minute, LocalEntries: math.MaxInt64}, "Policy.LocalEntries"},
 		"a second mistake after one": {cache.Policy{TTL: time.Minute, LocalBytes: -1, Jitter: 7}, "Policy.LocalBytes"},
 	} {
@@ -114,7 +118,7 @@ func TestPolicyDefaultsCanBeReadBack(t *testing.T) {
 	want := cache.Policy{
 		TTL: time.Hour, LocalTTL: time.Minute, NegativeTTL: 30 * time.Second, Jitter: 0.1, LoadTimeout: 10 * time.Second,
 		LeaseTTL: 3 * time.Second, LeaseWait: 10 * time.Second, LocalBytes: 64 << 20, LocalEntries: 100_000,
-		Fallback: cache.FallbackLoader,
+		Fallback: cache.FallbackLoader, StaleTTL: cache.Off, RetryAfter: time.Second, SoftTimeout: cache.Off,
 	}
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)

@@ -11,10 +11,12 @@ import (
 // entry is what the local tier holds of a key. It is never changed once it is kept.
 type entry[K comparable, V any] struct {
 	// What a hit looks at stands together.
-	epoch    uint64 // the epoch of the local tier before Redis was read
 	expires  int64  // on the client's clock
+	epoch    uint32 // the epoch of the local tier before Redis was read
 	stamp    uint32 // the key's stamp before Redis was read
+	spare    uint32 // for how long after expires it may stand in, in ticks
 	negative bool   // the source has no such row
+	standIn  uint8  // not 0: it stands in already; the place of the reason in standInWhys
 	key      K
 	value    V
 	loaded   int64 // when its load began, on the client's clock; 0 if that is not known
@@ -30,7 +32,7 @@ type entry[K comparable, V any] struct {
 type localTier[K comparable, V any] struct {
 	store  *ristretto.Cache[uint64, *entry[K, V]]
 	stamps *stamps
-	epoch  *atomic.Uint64
+	epoch  *atomic.Uint32
 	clock  *clock
 
 	maxCost, minCost int64
@@ -83,6 +85,31 @@ func (l *localTier[K, V]) get(hash uint64, key K) *entry[K, V] {
 func (l *localTier[K, V]) serves(e *entry[K, V], hash uint64, key K) bool {
 	return e.stamp == l.stamps.now(hash) && e.epoch == l.epoch.Load() && e.expires > l.clock.coarse.Load() && e.key == key
 }
+
+// last returns the entry of a key that may stand in: it was not dropped since it was read, and holds a value. Suspect is whether one may
+// that this process cannot trust, since its bus may have missed something.
+func (l *localTier[K, V]) last(hash uint64, key K, suspect bool) *entry[K, V] {
+	if l.closed.Load() {
+		return nil
+	}
+	count := &l.readers[hash%localShards]
+	count.begun.Add(1)
+	defer count.misses.Add(1)
+	if l.closed.Load() {
+		return nil
+	}
+	e, ok := l.store.Get(hash)
+	if !ok || e.key != key || e.negative || e.stamp != l.stamps.now(hash) || !suspect && e.epoch != l.epoch.Load() {
+		return nil
+	}
+	if e.end() <= l.clock.coarse.Load() {
+		return nil
+	}
+	return e
+}
+
+// end is when an entry may not stand in any more.
+func (e *entry[K, V]) end() int64 { return e.expires + int64(e.spare)*int64(tick) }
 
 // put keeps an entry, and reports whether it was kept. One whose stamp or epoch has passed may be kept, and is not served.
 func (l *localTier[K, V]) put(hash uint64, e *entry[K, V], cost int64) bool {

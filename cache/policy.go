@@ -50,6 +50,19 @@ type Policy struct {
 	// subscription breaks. A key whose delete is not confirmed is loaded while Redis answers others.
 	Fallback Fallback
 
+	// StaleTTL is how long a value may stand in, after its TTL, for what the loader does not answer: because it fails, takes longer
+	// than LoadTimeout, or gets no place. Serving it does not prolong it, and what was invalidated never stands in. Result.Stale tells.
+	// "Not found" is an answer, and never stands in. Default: Off.
+	StaleTTL time.Duration
+
+	// RetryAfter is how long this process serves a value that stands in before it tries again, at most LocalTTL; without a local tier
+	// each Get tries. Default: 1 second.
+	RetryAfter time.Duration
+
+	// SoftTimeout is how long to wait for a load if a value can stand in: then that is the answer, and the load goes on behind. Needs
+	// StaleTTL. Default: Off.
+	SoftTimeout time.Duration
+
 	// LocalBytes and LocalEntries bound the local tier; the one reached first counts. Sizes are those of the encoded values,
 	// or those that Hooks.Cost gives. Defaults: 64 MiB and 100 000.
 	LocalBytes   int64
@@ -67,7 +80,10 @@ type Fallback string
 // The fallbacks.
 const (
 	FallbackLoader Fallback = "loader" // the loader; the answer is kept in this process for Config.DegradedTTL at most
-	FallbackError  Fallback = "error"  // nobody: Get returns ErrUnavailable
+	FallbackError  Fallback = "error"  // nobody, or a value that may stand in (StaleTTL): else Get returns ErrUnavailable
+	// FallbackStale is a value that may stand in, also one that this process cannot trust since its bus does not hear: then it may have been
+	// invalidated elsewhere. Where there is none, the loader answers. Needs StaleTTL.
+	FallbackStale Fallback = "stale"
 )
 
 // withDefaults returns the policy with its defaults filled in, or says what cannot be used.
@@ -84,6 +100,19 @@ func (p Policy) withDefaults() (Policy, error) {
 		fillCount("Policy.LocalBytes", &p.LocalBytes, 64<<20, 1<<40),
 		fillCount("Policy.LocalEntries", &p.LocalEntries, 100_000, 100_000_000),
 	)
+	for _, off := range []*time.Duration{&p.StaleTTL, &p.SoftTimeout} {
+		if *off == 0 {
+			*off = Off
+		}
+	}
+	err = errors.Join(err,
+		fillDuration("Policy.StaleTTL", &p.StaleTTL, 0, duration{min: minTTL, max: maxTTL, off: true}),
+		fillDuration("Policy.RetryAfter", &p.RetryAfter, time.Second, duration{min: minTTL, max: maxTTL}),
+		fillDuration("Policy.SoftTimeout", &p.SoftTimeout, 0, duration{min: minTTL, max: p.LoadTimeout, off: true}),
+	)
+	if p.SoftTimeout != Off && p.StaleTTL == Off {
+		err = errors.Join(err, &ConfigError{"Policy.SoftTimeout", p.SoftTimeout, "give Policy.StaleTTL too"})
+	}
 	switch {
 	case p.Jitter == 0:
 		p.Jitter = 0.1
@@ -94,8 +123,12 @@ func (p Policy) withDefaults() (Policy, error) {
 	case "":
 		p.Fallback = FallbackLoader
 	case FallbackLoader, FallbackError:
+	case FallbackStale:
+		if p.StaleTTL == Off {
+			err = errors.Join(err, &ConfigError{"Policy.Fallback", p.Fallback, "give Policy.StaleTTL too"})
+		}
 	default:
-		err = errors.Join(err, &ConfigError{"Policy.Fallback", fmt.Sprintf("%q", p.Fallback), "give cache.FallbackLoader, cache.FallbackError, or nothing for the default"})
+		err = errors.Join(err, &ConfigError{"Policy.Fallback", fmt.Sprintf("%q", p.Fallback), "give cache.FallbackLoader, cache.FallbackError, cache.FallbackStale, or nothing for the default"})
 	}
 	return p, err
 }

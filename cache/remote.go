@@ -50,6 +50,7 @@ type redisTier struct {
 	wakes    bool   // tells the holders of leases that it waits
 	schema   uint16
 	leaseTTL time.Duration
+	staleTTL time.Duration // 0 if nothing stands in
 	stats    *counters
 
 	schemaText, leaseMillis string // as the scripts get them
@@ -79,6 +80,7 @@ type reading struct {
 	lease  token  // of stateGranted
 	reject string // of stateMiss: the digest of bytes that stand there and cannot be used
 	empty  bool   // of stateMiss: nothing stands there, or, in a reply to MGET, no string
+	stale  bool   // of stateMiss and stateLeased: frame is a value that is not fresh any more and may stand in; read tells when it was read
 }
 
 // maxTrip is the most commands that go in one round trip. Each trip has a budget of its own, so that a large batch is not taken
@@ -100,7 +102,7 @@ func (r *redisTier) readReply(out *reading, raw string, err error, physical stri
 	case rediscall.OK:
 		r.interpret(out, raw, physical)
 		if out.state == stateFound && !out.fresh() {
-			*out = readingMiss // perhaps: the script that takes the lease knows for certain
+			r.notFresh(out)
 		}
 	case rediscall.Nil: // or, in a reply to MGET, something that is no string
 		*out = reading{state: stateMiss, empty: true}
@@ -113,6 +115,24 @@ func (r *redisTier) readReply(out *reading, raw string, err error, physical stri
 }
 
 var readingMiss = reading{state: stateMiss}
+
+// notFresh says what an entry means that is not fresh: a miss, perhaps; the script that takes the lease knows for certain. What may stand
+// in stays with the reading.
+func (r *redisTier) notFresh(out *reading) {
+	f := &out.frame
+	if f.kind != kindValue || !out.read.known || out.read.latest >= f.expires {
+		*out = readingMiss
+		return
+	}
+	out.state, out.stale = stateMiss, true
+	switch {
+	case f.lease == (token{}) || out.read.earliest > f.leaseExpiry:
+	case f.lease.writers():
+		*out = reading{state: stateWriting}
+	default:
+		out.state = stateLeased
+	}
+}
 
 // readOne asks for one key.
 func (r *redisTier) readOne(ctx context.Context, physical string, out *reading) {
@@ -327,7 +347,7 @@ func (r *redisTier) fillTrip(ctx context.Context, fills []*filling, why publicat
 		key, text := f.frame.key, f.frame.text()
 		messages[i] = r.message(why, key)
 		commands[i] = fillScript.Command(ctx, key, leaseOf(text), text[:offFresh], millis(f.ttl), text[offFill:offLease], text[offKeyLen:],
-			messages[i].Channel, messages[i].Payload, string(why))
+			messages[i].Channel, messages[i].Payload, string(why), r.staleMillis(f))
 	}
 	sent, err := r.send(ctx, r.client.write.Do, commands, messages)
 	if err != nil {
@@ -387,6 +407,14 @@ func (r *redisTier) removeTrip(ctx context.Context, do sender, physical []string
 		errs[i] = err
 	}
 	return nil
+}
+
+// staleMillis is for how long what is filled may stand in after its TTL: values only.
+func (r *redisTier) staleMillis(f *filling) string {
+	if f.frame.kind != kindValue {
+		return "0"
+	}
+	return millis(r.staleTTL)
 }
 
 // millis is a duration in milliseconds, rounded up, as Redis takes it.

@@ -36,6 +36,12 @@ const (
 	WhyWait     Why = "wait"     // the wait for another process' load ended without a value: the loader ran without a lease, nothing is kept
 	WhyWriting  Why = "writing"  // an Update of the key is under way: the same
 	WhySchema   Why = "schema"   // a newer release owns the entry in Redis: the same
+
+	// Of a value that stands in (Result.Stale), or WhyRedis.
+	WhyFailed     Why = "failed"     // the loader failed
+	WhyTimeout    Why = "timeout"    // it took longer than LoadTimeout
+	WhyOverloaded Why = "overloaded" // it got no place
+	WhySlow       Why = "slow"       // it took longer than SoftTimeout, and goes on
 )
 
 // Result is an answer with its origin.
@@ -45,4 +51,6 @@ type Result[V any] struct {
 	// Age is the time since the load that made the value began; 0 when it is not known.
 	Age time.Duration
 	Why Why
+	// Stale says that the value stands in for one that could not be had: see Policy.StaleTTL.
+	Stale bool
 }

@@ -18,6 +18,7 @@ type Stats struct {
 	Loads         uint64 // keys asked of the loader
 	LoadErrors    uint64 // keys it failed for, or that found no place to be loaded
 	Degraded      uint64 // keys that the loader was to answer without Redis, which gave no answer, or had not confirmed a delete
+	Stale         uint64 // keys for which a value stood in; further hits of it in this process are LocalHits
 	Unavailable   uint64 // keys that nobody answered: Redis did not, and Policy.Fallback is FallbackError
 	ForeignRows   uint64 // keys it answered, be it by an error, without being asked
 	LeaseWaits    uint64 // waits for the load of another process
@@ -80,7 +81,7 @@ type counters struct {
 	badFrames, foreignFrames, wrongTypes, newerSchema    atomic.Uint64
 	decodeErrors, encodeErrors, invalidated, unconfirmed atomic.Uint64
 	unpublished, received, retried                       atomic.Uint64
-	degraded, unavailable                                atomic.Uint64
+	degraded, unavailable, stale                         atomic.Uint64
 }
 
 // Stats returns the counters of the cache.
@@ -89,7 +90,7 @@ func (c *Cache[K, V]) Stats() Stats {
 	out := Stats{
 		RedisHits: s.redisHits.Load(), Misses: s.misses.Load(), Joined: s.joined.Load(),
 		LoaderCalls: s.loaderCalls.Load(), Loads: s.loads.Load(), LoadErrors: s.loadErrors.Load(),
-		Degraded: s.degraded.Load(), Unavailable: s.unavailable.Load(), ForeignRows: s.foreignRows.Load(),
+		Degraded: s.degraded.Load(), Unavailable: s.unavailable.Load(), Stale: s.stale.Load(), ForeignRows: s.foreignRows.Load(),
 		LeaseWaits: s.leaseWaits.Load(), LeaseTimeouts: s.leaseTimeouts.Load(),
 		Fills: s.fills.Load(), FillsRefused: s.fillsRefused.Load(), FillErrors: s.fillErrors.Load(),
 		LocalFills: s.localFills.Load(), LocalRejected: s.localRejected.Load(), LocalOvertaken: s.localOvertaken.Load(),

@@ -20,14 +20,19 @@ func inFakeTime(t *testing.T, test func(t *testing.T, server *miniredis.Miniredi
 		server.ClockTTL(true)
 		t.Cleanup(server.Close)
 		test(t, server, func() *cache.Client {
-			rdb := redis.NewClient(&redis.Options{
-				Addr:   "127.0.0.1:1", // never dialled; a name would be looked up outside of the bubble
-				Dialer: func(context.Context, string, string) (net.Conn, error) { return server.Dial() },
-			})
-			t.Cleanup(func() { _ = rdb.Close() })
-			return open(t, rdb, cache.Config{})
+			return open(t, dialFake(t, server), cache.Config{})
 		})
 	})
+}
+
+// dialFake makes a Redis client inside the bubble.
+func dialFake(t *testing.T, server *miniredis.Miniredis) *redis.Client {
+	rdb := redis.NewClient(&redis.Options{
+		Addr:   "127.0.0.1:1", // never dialled; a name would be looked up outside of the bubble
+		Dialer: func(context.Context, string, string) (net.Conn, error) { return server.Dial() },
+	})
+	t.Cleanup(func() { _ = rdb.Close() })
+	return rdb
 }
 
 // TestLeaseIsRenewedWhileItsLoadRuns: a load that takes three times as long as the lease still runs once for two processes.

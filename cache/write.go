@@ -207,7 +207,7 @@ func (c *Cache[K, V]) fillWritten(ctx context.Context, writes []*written[K, V]) 
 		c.unconfirmed.settle(w.physical, w.sequence)
 		if after == w.first+2 {
 			e := &entry[K, V]{value: w.value.value, loaded: w.began}
-			c.keep(&flight[K, V]{key: w.key, hash: w.hash, epoch: epoch}, e, after, now, f.ttl, len(w.value.payload))
+			c.keep(&flight[K, V]{key: w.key, hash: w.hash, epoch: epoch}, e, after, now, f.ttl, c.staleEnd(now, f.ttl), len(w.value.payload))
 		}
 	}
 }

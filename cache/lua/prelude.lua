@@ -1,5 +1,5 @@
 -- The frame's header, as far as the scripts touch it (frame.go fixes it): 1-based, both ends included.
---   1-3 magic  4 format  5 kind  6 flags (2 on a lease: somebody waits)  7-8 schema  9-16 loaded at  17-24 fresh until  25-32 expires
+--   1-3 magic  4 format  5 kind  6 flags (2 more where somebody waits for the lease)  7-8 schema  9-16 loaded at  17-24 fresh until  25-32 expires
 --   73-88 lease token (the first bit is set in a writer's)  89-96 lease expiry
 -- Times are microseconds of this server's clock, big-endian. They stay below 2^53, so a Lua number holds them exactly.
 local function read64(s, i)
@@ -34,8 +34,8 @@ local function holds(token)
   return held == token
 end
 
--- Whether what stands in KEYS[1] is a lease that somebody waits for.
-local function awaited() return redis.call('GETRANGE', KEYS[1], 4, 5) == 'l\2' end
+-- Whether somebody waits for the lease in KEYS[1]: one alone, or one on a value that is not fresh.
+local function awaited() return string.byte(redis.call('GETRANGE', KEYS[1], 5, 5)) >= 2 end
 
 -- Publishes a message, if there is a channel for it. It comes last in a script: if the right is missing, all else is done.
 -- Returns '' or why it was not published.

@@ -5,11 +5,12 @@
 local t = now()
 if not holds(ARGV[1]) then return {0, t} end
 local wake = awaited()
--- A value that stands past its freshness stood for the lease alone.
-if redis.call('GETRANGE', KEYS[1], 4, 4) == 'l' or read64(redis.call('GETRANGE', KEYS[1], 16, 23), 1) <= t then
+-- A value that stands past its end stood for the lease alone.
+if redis.call('GETRANGE', KEYS[1], 4, 4) == 'l' or read64(redis.call('GETRANGE', KEYS[1], 24, 31), 1) <= t then
   redis.call('UNLINK', KEYS[1])
 else
   redis.call('SETRANGE', KEYS[1], 72, string.rep('\0', 24))
+  if wake then redis.call('SETRANGE', KEYS[1], 5, string.char(string.byte(redis.call('GETRANGE', KEYS[1], 5, 5)) - 2)) end
 end
 if wake then publish(ARGV[2], ARGV[3]) end
 return {1, t}
