@@ -2,9 +2,9 @@ package cache
 
 import "unsafe"
 
-// nearMany answers what it can of a batch from the local tier, and returns a flight for each other key, once. Keys that cannot be
-// encoded get their errors.
-func (c *Cache[K, V]) nearMany(keys []K, values map[K]V, failed map[K]error) (wanted []*flight[K, V]) {
+// nearMany answers what it can of a batch from the local tier, and returns a flight for each other key, once, and the keys that are to be
+// refreshed. Keys that cannot be encoded get their errors.
+func (c *Cache[K, V]) nearMany(keys []K, values map[K]V, failed map[K]error) (wanted []*flight[K, V], due []K) {
 	seen := newKeySet[K](len(keys))
 	var physical []byte // of all keys, which are allocated together
 	var ends []int
@@ -15,6 +15,9 @@ func (c *Cache[K, V]) nearMany(keys []K, values map[K]V, failed map[K]error) (wa
 		}
 		if ok && c.local != nil {
 			if e := c.local.get(hash, key); e != nil {
+				if c.refreshes.due(hash, e.loaded, e.negative || e.standIn > 0, c.client.clock) {
+					due = append(due, key)
+				}
 				if !e.negative {
 					values[key], _ = c.own(e.value, nil)
 				}
@@ -36,7 +39,7 @@ func (c *Cache[K, V]) nearMany(keys []K, values map[K]V, failed map[K]error) (wa
 	for i, f := range wanted {
 		f.physical, from = text[from:ends[i]], ends[i]
 	}
-	return wanted
+	return wanted, due
 }
 
 // batch is the flights of one call.

@@ -29,6 +29,7 @@ type Cache[K comparable, V any] struct {
 	spare       sync.Pool // of *flight[K, V]
 	alarms      alarms
 	unconfirmed *unconfirmed
+	refreshes   *refreshes // nil if they are off
 	stats       counters
 	warned      atomic.Int64 // when the codec's failure was last logged
 }
@@ -66,11 +67,15 @@ func New[K comparable, V any](client *Client, name string, loader Loader[K, V], 
 	c.redis = &redisTier{
 		client: client, name: name, prefix: len(c.keys.prefix), schema: policy.Schema, leaseTTL: policy.LeaseTTL,
 		wakes: policy.LeaseWait != Off && client.bus != nil, stats: &c.stats,
-		staleTTL: max(0, policy.StaleTTL), schemaText: strconv.Itoa(int(policy.Schema)), leaseMillis: millis(policy.LeaseTTL),
+		staleTTL: max(0, policy.StaleTTL), dueAge: "0", schemaText: strconv.Itoa(int(policy.Schema)), leaseMillis: millis(policy.LeaseTTL),
 	}
 	c.unconfirmed = &unconfirmed{
 		clock: client.clock, most: maxUnconfirmed,
 		keep: max(policy.TTL, policy.NegativeTTL) + max(0, policy.StaleTTL) + policy.LoadTimeout + client.config.WriteBudget,
+	}
+	if policy.RefreshAfter != Off {
+		c.refreshes = newRefreshes(policy)
+		c.redis.dueAge = strconv.FormatInt(c.refreshes.age.Microseconds(), 10)
 	}
 	if policy.LocalTTL != Off {
 		if c.local, err = newLocalTier[K, V](policy, client); err != nil {
@@ -124,6 +129,7 @@ func (c *Cache[K, V]) Policy() Policy { return c.policy }
 // who asks meanwhile shares the answer. A value that the codec cannot write is served and not kept.
 func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 	if e := c.near(key); e != nil {
+		c.refreshDue(key, e)
 		if c.hooks.Clone == nil {
 			return e.value, e.err() // not by own, which copies the value: a local hit takes a tenth longer then
 		}
@@ -137,6 +143,7 @@ func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 func (c *Cache[K, V]) GetResult(ctx context.Context, key K) (Result[V], error) {
 	var a answer[V]
 	if e := c.near(key); e != nil {
+		c.refreshDue(key, e)
 		a = answer[V]{value: e.value, err: e.err(), tier: TierLocal, why: standInWhys[e.standIn], stale: e.standIn > 0, loaded: e.loaded}
 	} else {
 		a = c.get(ctx, "get", key, c.loader)
@@ -158,6 +165,7 @@ func (c *Cache[K, V]) Fetch(ctx context.Context, key K, load func(context.Contex
 		return zero, opError("fetch", c.name, key, &ConfigError{"the loader", "nil", "give a function that reads the row"})
 	}
 	if e := c.near(key); e != nil {
+		c.refreshDue(key, e)
 		return c.own(e.value, e.err())
 	}
 	a := c.get(ctx, "fetch", key, Single(func(ctx context.Context, _ K) (V, error) { return load(ctx) }))
@@ -219,7 +227,8 @@ func (c *Cache[K, V]) get(ctx context.Context, op string, key K, loader Loader[K
 func (c *Cache[K, V]) GetMany(ctx context.Context, keys []K) (map[K]V, error) {
 	values := make(map[K]V, len(keys))
 	failed := map[K]error{}
-	wanted := c.nearMany(keys, values, failed)
+	wanted, due := c.nearMany(keys, values, failed)
+	c.refresh(due)
 	if len(wanted) > 0 {
 		if err := c.usable(ctx); err != nil {
 			for _, f := range wanted {

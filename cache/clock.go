@@ -15,7 +15,8 @@ type clock struct {
 	server atomic.Pointer[estimate]
 }
 
-func newClock() *clock { return &clock{start: time.Now()} }
+// newClock starts at 1: 0 is no time.
+func newClock() *clock { return &clock{start: time.Now().Add(-1)} }
 
 // run keeps the coarse clock going until stop is closed.
 func (c *clock) run(stop <-chan struct{}) {

@@ -21,6 +21,18 @@
 // Redis is not in the way: whatever it answers but a value or redis.Nil, or if it answers nothing inside the read budget, the
 // loader answers instead, and Redis is not filled. What that means when it lasts stands below.
 //
+// # Stale on purpose, fresh ahead of time
+//
+// With Policy.StaleTTL a value stands in, for so long after its TTL, for what the loader does not answer: Redis keeps it, and a
+// lease is put on it instead of in its place. An answer that stands in is marked (Result.Stale, with the reason in Why), is
+// served for RetryAfter before the loader is tried again, and ends when it ends, however often it was served. With SoftTimeout
+// nobody waits longer than that where a value can stand in; the load goes on behind. What this process invalidated, or heard
+// that others did, never stands in, and "not found" neither: that is an answer.
+//
+// With Policy.RefreshAfter the first reader of a value that has reached that part of its TTL starts a load behind its back,
+// under a lease on the standing value: one for all processes, and nobody waits. Others ask again after RetryAfter, and find what
+// is new.
+//
 // # How an Invalidate runs
 //
 //	local generation -> delete in Redis, with the message to the others inside -> local generation

@@ -161,6 +161,7 @@ func (c *Cache[K, V]) landFrame(flight *flight[K, V], r *reading) bool {
 	if c.local != nil {
 		e := &entry[K, V]{value: a.value, negative: f.kind == kindNegative, loaded: a.loaded}
 		c.keep(flight, e, flight.stamp, r.read.now, ttl, c.redisEnd(r), len(f.payload))
+		c.refreshDue(flight.key, e)
 	}
 	c.land(flight, a, true)
 	return true

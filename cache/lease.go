@@ -124,11 +124,11 @@ func (r *redisTier) leaseCommand(ctx context.Context, mode leaseMode, w *wantedL
 	f := frame{kind: kindLease, schema: r.schema, lease: w.token, key: w.key}
 	text := f.text()
 	flags := "\x00"
-	if r.wakes {
+	if r.wakes && mode == leaseToRead {
 		flags = string([]byte{flagAwaited})
 	}
 	return leaseScript.Command(ctx, w.key, leaseOf(text), w.earlier.text(), r.leaseMillis, r.schemaText, string(mode),
-		w.reject, text[:offLease], text[offKeyLen:], flags)
+		w.reject, text[:offLease], text[offKeyLen:], flags, r.dueAge)
 }
 
 // abandonLeases gives leases back behind the caller's back. What Redis does not confirm is tried again while the leases live: others

@@ -63,6 +63,11 @@ type Policy struct {
 	// StaleTTL. Default: Off.
 	SoftTimeout time.Duration
 
+	// RefreshAfter is the part of TTL after which the next reader starts a load behind its back, one for all processes, so that nobody
+	// waits for what is read all the time. One that fails keeps what there is, and is tried again after RetryAfter. It needs a local tier.
+	// A fraction, such as 0.8. Default: Off.
+	RefreshAfter float64
+
 	// LocalBytes and LocalEntries bound the local tier; the one reached first counts. Sizes are those of the encoded values,
 	// or those that Hooks.Cost gives. Defaults: 64 MiB and 100 000.
 	LocalBytes   int64
@@ -119,6 +124,14 @@ func (p Policy) withDefaults() (Policy, error) {
 	case p.Jitter != Off && !(p.Jitter > 0 && p.Jitter <= 0.5):
 		err = errors.Join(err, &ConfigError{"Policy.Jitter", p.Jitter, "give a fraction up to 0.5, 0 for the default, or cache.Off"})
 	}
+	switch {
+	case p.RefreshAfter == 0:
+		p.RefreshAfter = Off
+	case p.RefreshAfter != Off && !(p.RefreshAfter > 0 && p.RefreshAfter < 1):
+		err = errors.Join(err, &ConfigError{"Policy.RefreshAfter", p.RefreshAfter, "give a fraction between 0 and 1, or cache.Off"})
+	case p.RefreshAfter != Off && p.LocalTTL == Off:
+		err = errors.Join(err, &ConfigError{"Policy.RefreshAfter", p.RefreshAfter, "give Policy.LocalTTL too"})
+	}
 	switch p.Fallback {
 	case "":
 		p.Fallback = FallbackLoader
@@ -174,4 +187,10 @@ func (p Policy) jittered(ttl time.Duration) time.Duration {
 		return ttl
 	}
 	return max(minTTL, ttl-time.Duration(rand.Float64()*p.Jitter*float64(ttl)))
+}
+
+// Resilient is a policy for values that had better be old than missing, and are read all the time: refreshed ahead, served for ten times
+// the TTL if the loader fails, and after 300 ms if it is slow. Change what does not fit.
+func Resilient(ttl time.Duration) Policy {
+	return Policy{TTL: ttl, RefreshAfter: 0.8, StaleTTL: 10 * ttl, SoftTimeout: 300 * time.Millisecond}
 }

@@ -51,6 +51,7 @@ type redisTier struct {
 	schema   uint16
 	leaseTTL time.Duration
 	staleTTL time.Duration // 0 if nothing stands in
+	dueAge   string        // how old a value is that is refreshed, as the script gets it
 	stats    *counters
 
 	schemaText, leaseMillis string // as the scripts get them
@@ -227,6 +228,8 @@ type leaseMode string
 const (
 	leaseToRead  leaseMode = "read"  // who misses: gets the value instead if there is one by now
 	leaseToWrite leaseMode = "write" // who is about to write the source: voids every other lease
+
+	leaseToRefresh leaseMode = "refresh" // who loads anew what is fresh: gets what is newer instead, if there is that
 )
 
 // reply reads the answer of a script, at least the first n numbers of it, the second of which is the server's time.

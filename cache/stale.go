@@ -44,7 +44,7 @@ func (c *Cache[K, V]) redisEnd(r *reading) int64 {
 
 // standIn returns the last value of a key in the place of an answer that cannot be had, and keeps it for RetryAfter.
 func (c *Cache[K, V]) standIn(a *attempt[K, V], why Why) (stale answer[V], ok bool) {
-	if c.policy.StaleTTL == Off || a.stamp != c.client.stamps.now(a.hash) {
+	if c.policy.StaleTTL == Off || a.why == whyRefresh || a.stamp != c.client.stamps.now(a.hash) {
 		return stale, false
 	}
 	now, size := c.client.clock.now(), 0

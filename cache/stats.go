@@ -21,6 +21,7 @@ type Stats struct {
 	Stale         uint64 // keys for which a value stood in; further hits of it in this process are LocalHits
 	Unavailable   uint64 // keys that nobody answered: Redis did not, and Policy.Fallback is FallbackError
 	ForeignRows   uint64 // keys it answered, be it by an error, without being asked
+	Refreshes     uint64 // of Loads, those ahead of time
 	LeaseWaits    uint64 // waits for the load of another process
 	LeaseTimeouts uint64 // of these, those that LeaseWait ended
 
@@ -81,7 +82,7 @@ type counters struct {
 	badFrames, foreignFrames, wrongTypes, newerSchema    atomic.Uint64
 	decodeErrors, encodeErrors, invalidated, unconfirmed atomic.Uint64
 	unpublished, received, retried                       atomic.Uint64
-	degraded, unavailable, stale                         atomic.Uint64
+	degraded, unavailable, stale, refreshes              atomic.Uint64
 }
 
 // Stats returns the counters of the cache.
@@ -90,7 +91,7 @@ func (c *Cache[K, V]) Stats() Stats {
 	out := Stats{
 		RedisHits: s.redisHits.Load(), Misses: s.misses.Load(), Joined: s.joined.Load(),
 		LoaderCalls: s.loaderCalls.Load(), Loads: s.loads.Load(), LoadErrors: s.loadErrors.Load(),
-		Degraded: s.degraded.Load(), Unavailable: s.unavailable.Load(), Stale: s.stale.Load(), ForeignRows: s.foreignRows.Load(),
+		Degraded: s.degraded.Load(), Unavailable: s.unavailable.Load(), Stale: s.stale.Load(), Refreshes: s.refreshes.Load(), ForeignRows: s.foreignRows.Load(),
 		LeaseWaits: s.leaseWaits.Load(), LeaseTimeouts: s.leaseTimeouts.Load(),
 		Fills: s.fills.Load(), FillsRefused: s.fillsRefused.Load(), FillErrors: s.fillErrors.Load(),
 		LocalFills: s.localFills.Load(), LocalRejected: s.localRejected.Load(), LocalOvertaken: s.localOvertaken.Load(),

@@ -1,9 +1,11 @@
 -- Takes the lease of a key: the right to fill it. Where nothing stands, lease.go does the same by SET NX: keep the two alike.
 -- KEYS[1]  the key
 -- ARGV     1 token  2 token of an earlier attempt whose outcome is unknown, or zeros  3 lease TTL, ms  4 schema
---          5 'read' (who misses) or 'write' (who is about to write the source: voids every other lease)
+--          5 'read' (who misses), 'write' (who is about to write the source: voids every other lease), or 'refresh' (who loads anew
+--          what is fresh, and old enough)
 --          6 sha1 of the bytes that the caller could not use, or ''  7 a lease frame's header up to its token
 --          8 the rest of that frame  9 any byte but 0 if who misses will wait, and wants to be woken
+--          10 how old a value is to be that is refreshed, microseconds
 -- Returns  {outcome, time, 1 if something that is not a string was removed, the frame if the outcome is VALUE}
 local GRANTED, VALUE, BUSY, NEWER, WRITING = 1, 2, 3, 4, 5
 local token, earlier, ttl, schema = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -28,9 +30,10 @@ if framed then
   local kind = string.sub(current, 5, 5)
   flags = string.byte(current, 6)
   fresh = theirs == schema and kind ~= 'l' and read64(current, 17) > t and read64(current, 9) <= t
-  stands = fresh or ARGV[5] == 'read' and theirs == schema and kind == 'v' and read64(current, 25) > t and read64(current, 9) <= t
-  if ARGV[5] == 'read' then
-    if fresh then return {VALUE, t, repaired, current} end
+  stands = fresh or ARGV[5] ~= 'write' and theirs == schema and kind == 'v' and read64(current, 25) > t and read64(current, 9) <= t
+  if ARGV[5] ~= 'write' then
+    local due = ARGV[5] == 'refresh' and t - read64(current, 9) >= tonumber(ARGV[10])
+    if fresh and not due then return {VALUE, t, repaired, current} end
     if theirs == schema and read64(current, 89) > t and held ~= earlier then
       if string.byte(held, 1) >= 128 then return {WRITING, t, repaired} end
       if kind ~= 'n' and flags < 2 and ARGV[9] ~= '\0' then redis.call('SETRANGE', KEYS[1], 5, string.char(flags + 2)) end

@@ -67,8 +67,8 @@ func (s *Script) Command(ctx context.Context, key string, args ...string) *Comma
 	return c
 }
 
-// fewTexts is how many texts a call has without further allocations: those of the largest script, a key and nine arguments.
-const fewTexts = 10
+// fewTexts is how many texts a call has without further allocations: those of the largest script, a key and ten arguments.
+const fewTexts = 11
 
 // call makes a command. Its parts are allocated in one piece, and the arguments given by reference.
 func (s *Script) call(ctx context.Context, name any, what *string, key string, args []string) *Command {
