@@ -96,6 +96,9 @@ func TestNewRefuses(t *testing.T) {
 		"a soft time-out alone":      {cache.Policy{TTL: time.Minute, SoftTimeout: time.Second}, "Policy.SoftTimeout"},
 		"a soft one after the hard":  {cache.Policy{TTL: time.Minute, StaleTTL: time.Minute, LoadTimeout: time.Second, SoftTimeout: time.Minute}, "Policy.SoftTimeout"},
 		"stale answers of none":      {cache.Policy{TTL: time.Minute, Fallback: cache.FallbackStale}, "Policy.Fallback"},
+		"a refresh of what is over":  {cache.Policy{TTL: time.Minute, RefreshAfter: 1}, "Policy.RefreshAfter"},
+		"a refresh of NaN":           {cache.Policy{TTL: time.Minute, RefreshAfter: math.NaN()}, "Policy.RefreshAfter"},
+		"a refresh of nothing local": {cache.Policy{TTL: time.Minute, RefreshAfter: 0.5, LocalTTL: cache.Off}, "Policy.RefreshAfter"},
 		"a negative stale TTL":       {cache.Policy{TTL: time.Minute, StaleTTL: -2}, "Policy.StaleTTL"},
 		"an unknown fallback":        {cache.Policy{TTL: time.Minute, Fallback: "none"}, "Policy.Fallback"},
 		"more entries than can be":   {cache.Policy{TTL: time.Minute, LocalEntries: math.MaxInt64}, "Policy.LocalEntries"},
@@ -118,7 +121,7 @@ func TestPolicyDefaultsCanBeReadBack(t *testing.T) {
 	want := cache.Policy{
 		TTL: time.Hour, LocalTTL: time.Minute, NegativeTTL: 30 * time.Second, Jitter: 0.1, LoadTimeout: 10 * time.Second,
 		LeaseTTL: 3 * time.Second, LeaseWait: 10 * time.Second, LocalBytes: 64 << 20, LocalEntries: 100_000,
-		Fallback: cache.FallbackLoader, StaleTTL: cache.Off, RetryAfter: time.Second, SoftTimeout: cache.Off,
+		Fallback: cache.FallbackLoader, StaleTTL: cache.Off, RetryAfter: time.Second, SoftTimeout: cache.Off, RefreshAfter: cache.Off,
 	}
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
