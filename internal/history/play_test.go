@@ -20,7 +20,9 @@ const (
 	readBudget  = 60 * time.Millisecond
 	writeBudget = 120 * time.Millisecond
 	degradedTTL = 300 * time.Millisecond
-	ttl         = 20 * time.Second // much longer than the bound: what is wrong stays wrong
+	ttl         = 2 * time.Second  // short, so that values stand in, and are refreshed
+	staleTTL    = 20 * time.Second // much longer than the bound: what is wrong stays wrong
+	softTimeout = time.Millisecond // a load takes up to three
 	// bound is the longest way to learn of something: the silence of three beats, then what was taken in while the bus was
 	// known to be deaf; the rest is for a busy machine and for the pause of a whole process.
 	bound = 3*heartbeat + degradedTTL + 2*time.Second
@@ -61,9 +63,12 @@ func openCache(rdb redis.UniversalClient, d database, namespace string, local bo
 	if err != nil {
 		return nil, nil, err
 	}
-	policy := cache.Policy{TTL: ttl, LocalTTL: ttl, LeaseTTL: 300 * time.Millisecond, LoadTimeout: 2 * time.Second, LocalEntries: 1000}
+	policy := cache.Policy{
+		TTL: ttl, LeaseTTL: 300 * time.Millisecond, LoadTimeout: 2 * time.Second, LocalEntries: 1000,
+		StaleTTL: staleTTL, SoftTimeout: softTimeout, RefreshAfter: 0.5,
+	}
 	if !local {
-		policy.LocalTTL = cache.Off
+		policy.LocalTTL, policy.RefreshAfter = cache.Off, cache.Off
 	}
 	rows, err := cache.New(client, cacheName, d.load, policy)
 	return client, rows, err
