@@ -8,7 +8,7 @@ var mutants = []mutant{
 	{
 		name: "fill the local tier without a generation",
 		edits: []edit{{
-			"cache/flow.go", "if stamp != c.client.stamps.now(f.hash) || f.epoch != c.client.epoch.Load() {",
+			"cache/fill.go", "if stamp != c.client.stamps.now(f.hash) || f.epoch != c.client.epoch.Load() {",
 			"if stamp, f.epoch = c.client.stamps.now(f.hash), c.client.epoch.Load(); false {",
 		}},
 	},
@@ -28,7 +28,7 @@ var mutants = []mutant{
 	},
 	{
 		name:  "a gap that leaves captured generations standing",
-		edits: []edit{{"cache/flow.go", " || f.epoch != c.client.epoch.Load() {", " {"}, {"cache/flow.go", "e.stamp, e.epoch, e.expires = f.key, stamp, f.epoch,", "e.stamp, e.epoch, e.expires = f.key, stamp, c.client.epoch.Load(),"}},
+		edits: []edit{{"cache/fill.go", " || f.epoch != c.client.epoch.Load() {", " {"}, {"cache/fill.go", "e.stamp, e.epoch, e.expires = f.key, stamp, f.epoch,", "e.stamp, e.epoch, e.expires = f.key, stamp, c.client.epoch.Load(),"}},
 		test:  "TestAGapVoidsWhatIsBeingRead$",
 	},
 	{
@@ -52,14 +52,14 @@ var mutants = []mutant{
 	{
 		name: "message before delete",
 		edits: []edit{{
-			"cache/remote.go", "		commands[i] = deleteScript.Command(ctx, key, messages[i].Channel, messages[i].Payload)\n",
+			"cache/filling.go", "		commands[i] = deleteScript.Command(ctx, key, messages[i].Channel, messages[i].Payload)\n",
 			"			_ = r.client.write.Do(ctx, rediscall.NewCommand(ctx, \"publish\", messages[i].Channel, messages[i].Payload))\n" +
 				"			commands[i] = deleteScript.Command(ctx, key, \"\", \"\")\n",
 		}},
 	},
 	{
 		name:  "fill after a Redis error",
-		edits: []edit{{"cache/flow.go", "	granted := a.reading.state == stateGranted\n", "	granted := a.reading.state == stateGranted || a.reading.state == stateUnknown\n"}},
+		edits: []edit{{"cache/fill.go", "	granted := a.reading.state == stateGranted\n", "	granted := a.reading.state == stateGranted || a.reading.state == stateUnknown\n"}},
 	},
 	{
 		name:  "one token per process",
@@ -93,7 +93,7 @@ var mutants = []mutant{
 	},
 	{
 		name:  "deaf, and the local tier keeps as ever",
-		edits: []edit{{"cache/flow.go", "		ttl = min(ttl, c.client.config.DegradedTTL)\n", ""}},
+		edits: []edit{{"cache/fill.go", "		ttl = min(ttl, c.client.config.DegradedTTL)\n", ""}},
 		test:  "Degraded",
 	},
 }
