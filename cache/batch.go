@@ -57,7 +57,7 @@ func (c *Cache[K, V]) board(wanted []*flight[K, V]) *batch[K, V] {
 	b := &batch[K, V]{all: make([]*flight[K, V], 0, len(wanted)), own: own, loads: []*load{own}}
 	for _, mine := range wanted {
 		mine.load = own
-		f, others, waiting := c.flights.join(mine)
+		f, others, waiting := c.flights.join(mine, c.client.clock)
 		b.all = append(b.all, f)
 		switch {
 		case !others:

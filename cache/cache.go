@@ -195,7 +195,7 @@ func (c *Cache[K, V]) get(ctx context.Context, op string, key K, loader Loader[K
 	}
 	mine := c.newFlight(key, hash)
 	mine.physical, mine.load = physical, mine.alone.open()
-	f, others, waiting := c.flights.join(mine)
+	f, others, waiting := c.flights.join(mine, c.client.clock)
 	switch {
 	case !others:
 		if c.leadOne(ctx, f, loader) {

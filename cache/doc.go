@@ -127,7 +127,8 @@
 // concurrent writers of the database; a loader that reads a lagging replica: the old row it read stays until TTL ends, so call
 // Invalidate again when the replica has caught up, or read the primary after a miss; a Redis failover that rolls writes back
 // (TTL, though local tiers are void); Set beside other writers; a DEL or FLUSHDB by another program, which sends no message
-// (LocalTTL ends it).
+// (LocalTTL ends it,
+// and where the loader fails StaleTTL).
 //
 // # Rights
 //

@@ -16,6 +16,9 @@ func (c *Cache[K, V]) keep(f *flight[K, V], e *entry[K, V], stamp uint32, now in
 	if c.client.deaf() {
 		ttl = min(ttl, c.client.config.DegradedTTL)
 	}
+	if (c.client.bus == nil || c.client.deaf()) && c.policy.Fallback != FallbackStale {
+		end = 0 // nobody tells what others invalidate, so nothing local stands in
+	}
 	if ttl -= tick; c.local == nil || ttl <= 0 {
 		return
 	}
@@ -62,6 +65,12 @@ func (c *Cache[K, V]) toFill(a *attempt[K, V], ans *answer[V]) *fill[K, V] {
 	case absent(ans.err):
 		ans.err = ErrNotFound
 		kind, ttl = kindNegative, c.policy.NegativeTTL
+		if ttl == Off && (c.policy.StaleTTL != Off || a.why == whyRefresh) {
+			ttl = minTTL // it takes the place of what could stand in
+			if c.local != nil && c.local.last(a.hash, a.key, true) != nil {
+				c.client.stamps.move(a.hash)
+			}
+		}
 		granted = granted && ttl != Off
 	case ans.err != nil:
 		c.stats.loadErrors.Add(1)

@@ -80,6 +80,7 @@ type flight[K comparable, V any] struct {
 	epoch    uint32
 	load     *load
 	alone    load // the load of a flight that is read alone
+	due      bool // Redis had its value, which the caller is to refresh
 
 	landing atomic.Bool   // the first answer counts
 	landed  atomic.Bool   // the answer stands
@@ -116,6 +117,7 @@ type answer[V any] struct {
 	tier   Tier
 	why    Why
 	stale  bool  // it stands in
+	end    int64 // of what stands in: until when, on the client's clock
 	loaded int64 // when the load of the value began, on the client's clock; 0 if that is not known
 }
 
@@ -141,17 +143,18 @@ func (t *flights[K, V]) shard(hash uint64) *flightShard[K, V] { return &t.shards
 
 // join returns the flight of a key that is not older than mine, or makes mine the flight of the key. It reports whether the
 // flight is another's; the caller is then a waiter of that flight's load, unless the flight was done already.
-func (t *flights[K, V]) join(mine *flight[K, V]) (f *flight[K, V], others, waiting bool) {
+func (t *flights[K, V]) join(mine *flight[K, V], clock *clock) (f *flight[K, V], others, waiting bool) {
 	shard := t.shard(mine.hash)
 	shard.mu.Lock()
 	defer shard.mu.Unlock()
 	if f := shard.find(mine); f != nil {
 		if f.epoch == mine.epoch && int32(f.stamp-mine.stamp) >= 0 {
 			if f.landed.Load() {
-				f.shared = true
-				return f, true, false
-			}
-			if f.load.join() {
+				if !f.answer.stale || clock.now() < f.answer.end {
+					f.shared = true
+					return f, true, false
+				}
+			} else if f.load.join() {
 				f.shared = true
 				f.expect()
 				return f, true, true
@@ -260,11 +263,15 @@ func (c *Cache[K, V]) lead(ctx context.Context, l *load, started []*flight[K, V]
 			}
 		}
 	}
+	var due []K
 	answered := c.redis.read(ctx, physicalKeys(ask), func(i int, found *reading) {
 		if !c.landRead(ask[i], found) {
 			rest = append(rest, &attempt[K, V]{flight: ask[i], reading: *found})
+		} else if ask[i].due {
+			due = append(due, ask[i].key)
 		}
 	})
+	c.refresh(due)
 	for _, f := range ask[answered:] {
 		rest = append(rest, &attempt[K, V]{flight: f})
 	}
@@ -291,6 +298,9 @@ func (c *Cache[K, V]) leadOne(ctx context.Context, f *flight[K, V], loader Loade
 		why = WhyBypassed
 	} else if c.redis.readOne(ctx, f.physical, &r); c.landRead(f, &r) {
 		landed = true
+		if f.due {
+			c.refresh([]K{f.key})
+		}
 	}
 	if !landed {
 		c.goOn(ctx, f.load, []*attempt[K, V]{{flight: f, reading: r, why: why}}, loader)
@@ -371,6 +381,8 @@ func (c *Cache[K, V]) land(f *flight[K, V], a answer[V], ends bool) {
 		f.answer = a
 		f.landed.Store(true)
 		c.flights.land(f, ends)
+	} else if ends { // it landed before, with what stood in
+		c.flights.remove(f)
 	}
 }
 

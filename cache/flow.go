@@ -76,11 +76,15 @@ func (c *Cache[K, V]) sort(ctx context.Context, asked []*attempt[K, V]) (rest []
 		if a.reading.stale {
 			last := a.reading
 			a.last = &last
+		} else if a.reading.state == stateMiss && a.reading.empty {
+			a.last = nil // it was deleted meanwhile
 		}
 		switch {
 		case c.landFound(a):
 		case a.reading.state == stateMiss:
-			c.stats.misses.Add(1)
+			if a.alarm.bell == nil { // else it waits, and was counted
+				c.stats.misses.Add(1)
+			}
 			toLease = append(toLease, a)
 		case c.redis.wantsWaking(a.reading):
 			toLease = append(toLease, a)
@@ -159,7 +163,7 @@ func (c *Cache[K, V]) landFrame(flight *flight[K, V], r *reading) bool {
 	if c.local != nil {
 		e := &entry[K, V]{value: a.value, negative: f.kind == kindNegative, loaded: a.loaded}
 		c.keep(flight, e, flight.stamp, r.read.now, ttl, c.redisEnd(r), len(f.payload))
-		c.refreshDue(flight.key, e)
+		flight.due = c.refreshes.due(flight.hash, e.loaded, e.negative, c.client.clock)
 	}
 	c.land(flight, a, true)
 	return true
@@ -193,6 +197,7 @@ func (c *Cache[K, V]) await(l *load, waiting []*attempt[K, V], loader Loader[K, 
 		defer timer.Stop()
 		soft = timer.C
 	}
+	softened := false
 	for len(waiting) > 0 {
 		var again, still, toLoad []*attempt[K, V]
 		select {
@@ -215,6 +220,7 @@ func (c *Cache[K, V]) await(l *load, waiting []*attempt[K, V], loader Loader[K, 
 				continue // all have left: its context has ended
 			}
 			defer l.leave()
+			softened = true
 			c.landSlow(waiting)
 			continue
 		case <-timeout.C:
@@ -236,7 +242,13 @@ func (c *Cache[K, V]) await(l *load, waiting []*attempt[K, V], loader Loader[K, 
 			}
 		}
 		if waiting = still; len(toLoad) > 0 {
-			c.start(flightsOf(toLoad), func() { c.load(l, toLoad, loader) })
+			goesOn := softened && l.join() // whoever leaves
+			c.start(flightsOf(toLoad), func() {
+				if goesOn {
+					defer l.leave()
+				}
+				c.load(l, toLoad, loader)
+			})
 		}
 	}
 }

@@ -102,7 +102,7 @@ func (l *localTier[K, V]) last(hash uint64, key K, suspect bool) *entry[K, V] {
 	if !ok || e.key != key || e.negative || e.stamp != l.stamps.now(hash) || !suspect && e.epoch != l.epoch.Load() {
 		return nil
 	}
-	if e.end() <= l.clock.coarse.Load() {
+	if e.end() <= l.clock.now() {
 		return nil
 	}
 	return e

@@ -52,6 +52,7 @@ type Policy struct {
 
 	// StaleTTL is how long a value may stand in, after its TTL, for what the loader does not answer: because it fails, takes longer
 	// than LoadTimeout, or gets no place. Serving it does not prolong it, and what was invalidated never stands in. Result.Stale tells.
+	// Without a bus, or while it does not hear, what stands in comes from Redis alone, unless Fallback is FallbackStale.
 	// "Not found" is an answer, and never stands in. Default: Off.
 	StaleTTL time.Duration
 
@@ -64,7 +65,8 @@ type Policy struct {
 	SoftTimeout time.Duration
 
 	// RefreshAfter is the part of TTL after which the next reader starts a load behind its back, one for all processes, so that nobody
-	// waits for what is read all the time. One that fails keeps what there is, and is tried again after RetryAfter. It needs a local tier.
+	// waits for what is read all the time. One that fails keeps what there is, and is tried again after RetryAfter or sooner. Its context
+	// has no values, and it takes a place (Config.MaxLoads) only where one is free. It needs a local tier.
 	// A fraction, such as 0.8. Default: Off.
 	RefreshAfter float64
 

@@ -10,7 +10,8 @@ import (
 //
 //	hit, old enough -> claim, one in RetryAfter -> lease on the standing value, one for all processes -> loader -> fill
 //
-// A refresh is a flight that nobody can join: who misses has one of its own, and who hits does not wait.
+// A refresh is a flight that nobody can join: who misses has one of its own, and who hits does not wait. It takes a place at the gate only
+// where one is free, and its context has no values of anybody's.
 
 const (
 	// claimSlots is how many keys can have claims of their own; two that share one are refreshed one after the other.
@@ -32,8 +33,10 @@ type refreshes struct {
 
 // newRefreshes makes sure that even the shortest TTL, after jitter, leaves time for a refresh.
 func newRefreshes(p Policy) *refreshes {
-	shortest := 1 - max(0, p.Jitter)
-	return &refreshes{age: time.Duration(p.RefreshAfter * shortest * float64(p.TTL)), pause: p.RetryAfter}
+	shortest := (1 - max(0, p.Jitter)) * float64(p.TTL)
+	age := time.Duration(p.RefreshAfter * shortest)
+	left := time.Duration(shortest) - age
+	return &refreshes{age: age, pause: min(p.RetryAfter, max(tick, left/4))} // so that there is time for some tries
 }
 
 // due reports whether the caller is to refresh a value that was loaded at some time, unknown being 0.
@@ -75,8 +78,14 @@ func (c *Cache[K, V]) refresh(keys []K) {
 }
 
 func (c *Cache[K, V]) loadAnew(keys []K) {
+	if !c.client.gate.tryEnter() {
+		return // those who wait for an answer come first
+	}
+	defer c.client.gate.leave()
+	ctx, end := c.client.gate.under(context.Background())
+	defer end()
 	l := new(load).open()
-	l.begin(context.Background())
+	l.begin(ctx)
 	defer l.leave()
 	attempts := make([]*attempt[K, V], 0, len(keys))
 	wanted := make([]wantedLease, 0, len(keys))

@@ -3,6 +3,7 @@ package cache
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 )
@@ -39,7 +40,8 @@ func (c *Cache[K, V]) redisEnd(r *reading) int64 {
 	if c.policy.StaleTTL == Off || !r.read.known {
 		return 0
 	}
-	return r.read.now + (r.frame.expires-r.read.latest)*int64(time.Microsecond)
+	expires := min(r.frame.expires, r.frame.freshUntil+c.policy.StaleTTL.Microseconds()) // whoever wrote it may keep it longer
+	return r.read.now + (expires-r.read.latest)*int64(time.Microsecond)
 }
 
 // standIn returns the last value of a key in the place of an answer that cannot be had, and keeps it for RetryAfter.
@@ -47,40 +49,46 @@ func (c *Cache[K, V]) standIn(a *attempt[K, V], why Why) (stale answer[V], ok bo
 	if c.policy.StaleTTL == Off || a.why == whyRefresh || a.stamp != c.client.stamps.now(a.hash) {
 		return stale, false
 	}
-	now, size := c.client.clock.now(), 0
-	var end int64
-	e := new(entry[K, V])
+	now, size, suspect := c.client.clock.now(), 0, false
 	if a.last != nil && a.epoch == c.client.epoch.Load() {
-		f, at := &a.last.frame, a.last.read
-		value, err := c.decode(f.flags, f.payload)
-		if end = c.redisEnd(a.last); err == nil && end > now {
-			e.value, e.loaded, size = value, at.now-max(0, (at.earliest+at.latest)/2-f.loadedAt)*1000, len(f.payload)
-			stale = answer[V]{value: value, tier: TierRedis, why: why, stale: true, loaded: e.loaded}
-			ok = true
+		if stale, ok = c.lastInRedis(a.last, now); ok {
+			size = len(a.last.frame.payload)
 		}
 	}
-	if !ok && c.local != nil {
+	if c.local != nil {
 		last := c.local.last(a.hash, a.key, c.policy.Fallback == FallbackStale && c.client.deaf())
-		if last == nil {
-			return stale, false
+		if last != nil && (!ok || last.loaded > stale.loaded) {
+			stale = answer[V]{value: last.value, tier: TierLocal, loaded: last.loaded, end: last.end()}
+			ok, suspect = true, last.epoch != c.client.epoch.Load()
 		}
-		e.value, e.loaded, end = last.value, last.loaded, last.end()
-		stale = answer[V]{value: last.value, tier: TierLocal, why: why, stale: true, loaded: last.loaded}
-		ok = true
 	}
 	if !ok {
 		return stale, false
 	}
-	c.stats.stale.Add(1)
-	for i, reason := range standInWhys {
-		if reason == why {
-			e.standIn = uint8(i)
-		}
+	stale.why, stale.stale = why, true
+	if !a.landed.Load() {
+		c.stats.stale.Add(1)
 	}
-	if why != WhySlow { // whose load goes on
-		c.keep(a.flight, e, a.stamp, now, min(c.policy.RetryAfter, time.Duration(end-now)), end, size)
+	if why != WhySlow && !suspect { // a slow load goes on; what is suspect is not to be trusted the more for having been served
+		e := &entry[K, V]{value: stale.value, loaded: stale.loaded, standIn: uint8(slices.Index(standInWhys[:], why))}
+		c.keep(a.flight, e, a.stamp, now, min(c.policy.RetryAfter, time.Duration(stale.end-now)), stale.end, size)
 	}
 	return stale, true
+}
+
+// lastInRedis returns a value that Redis holds past its TTL.
+func (c *Cache[K, V]) lastInRedis(r *reading, now int64) (last answer[V], ok bool) {
+	f, at := &r.frame, r.read
+	last = answer[V]{tier: TierRedis, loaded: at.now - max(0, (at.earliest+at.latest)/2-f.loadedAt)*1000, end: c.redisEnd(r)}
+	if last.end <= now {
+		return last, false
+	}
+	var err error
+	if last.value, err = c.decode(f.flags, f.payload); err != nil {
+		c.stats.decodeErrors.Add(1)
+		return last, false
+	}
+	return last, true
 }
 
 // landSlow lets flights that wait for a load go on with the values that can stand in for them.
