@@ -59,7 +59,8 @@ var mutants = []mutant{
 	},
 	{
 		name:  "fill after a Redis error",
-		edits: []edit{{"cache/fill.go", "	granted := a.reading.state == stateGranted\n", "	granted := a.reading.state == stateGranted || a.reading.state == stateUnknown\n"}},
+		edits: []edit{{"cache/flow.go", "		case f != nil && a.withoutRedis():\n", "		case f != nil && a.why == WhyBypassed:\n"}},
+		test:  "TestRule3_RedisIsFilledOnlyUnderALiveLease$",
 	},
 	{
 		name:  "one token per process",
