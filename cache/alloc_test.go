@@ -22,6 +22,7 @@ func TestLocalHitAllocatesNothing(t *testing.T) {
 	structs := mustNew(t, client, "struct", loadText[structKey], cache.Policy{TTL: time.Hour}, cache.Hooks[structKey, string]{
 		Key: func(dst []byte, k structKey) ([]byte, error) { return append(dst, byte(k.Tenant), byte(k.ID)), nil },
 	})
+	resilient := mustNew(t, client, "resilient", loadText[int], cache.Resilient(time.Hour))
 	negative := mustNew(t, client, "negative", func(context.Context, []int) (map[int]string, error) { return nil, nil },
 		cache.Policy{TTL: time.Hour})
 
@@ -31,6 +32,7 @@ func TestLocalHitAllocatesNothing(t *testing.T) {
 		"string":    func() { _, _ = strings.Get(ctx, "a key of some length") },
 		"struct":    func() { _, _ = structs.Get(ctx, structKey{1, 2}) },
 		"not found": func() { _, _ = negative.Get(ctx, 1) },
+		"resilient": func() { _, _ = resilient.Get(ctx, 1) },
 		"result":    func() { _, _ = ints.GetResult(ctx, 123456) },
 	}
 	for _, get := range gets {

@@ -15,7 +15,7 @@ func (c *Cache[K, V]) nearMany(keys []K, values map[K]V, failed map[K]error) (wa
 		}
 		if ok && c.local != nil {
 			if e := c.local.get(hash, key); e != nil {
-				if c.refreshes.due(hash, e.loaded, e.negative || e.standIn > 0, c.client.clock) {
+				if c.refreshes.due(hash, e.since(), c.client.clock) {
 					due = append(due, key)
 				}
 				if !e.negative {

@@ -125,11 +125,10 @@ func (c *Cache[K, V]) Policy() Policy { return c.policy }
 // Get returns the value of a key: from this process, from Redis, or from the loader. It returns ErrNotFound if the source has
 // no such row, ctx's error if ctx ends first, and otherwise what the loader returned: a Redis that fails is not an error, unless
 // Policy.Fallback says so (ErrUnavailable). ErrOverloaded says that too many loads run, and ErrBadKey, ErrClosed and a *PanicError are
-// possible too. It returns when the load has ended, and the tiers are filled behind it;
-// who asks meanwhile shares the answer. A value that the codec cannot write is served and not kept.
+// possible too. It returns when the load has ended, and the tiers are filled behind it; who asks meanwhile shares the answer. A value that
+// the codec cannot write is served and not kept.
 func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 	if e := c.near(key); e != nil {
-		c.refreshDue(key, e)
 		if c.hooks.Clone == nil {
 			return e.value, e.err() // not by own, which copies the value: a local hit takes a tenth longer then
 		}
@@ -143,7 +142,6 @@ func (c *Cache[K, V]) Get(ctx context.Context, key K) (V, error) {
 func (c *Cache[K, V]) GetResult(ctx context.Context, key K) (Result[V], error) {
 	var a answer[V]
 	if e := c.near(key); e != nil {
-		c.refreshDue(key, e)
 		a = answer[V]{value: e.value, err: e.err(), tier: TierLocal, why: standInWhys[e.standIn], stale: e.standIn > 0, loaded: e.loaded}
 	} else {
 		a = c.get(ctx, "get", key, c.loader)
@@ -165,14 +163,13 @@ func (c *Cache[K, V]) Fetch(ctx context.Context, key K, load func(context.Contex
 		return zero, opError("fetch", c.name, key, &ConfigError{"the loader", "nil", "give a function that reads the row"})
 	}
 	if e := c.near(key); e != nil {
-		c.refreshDue(key, e)
 		return c.own(e.value, e.err())
 	}
 	a := c.get(ctx, "fetch", key, Single(func(ctx context.Context, _ K) (V, error) { return load(ctx) }))
 	return c.own(a.value, a.err)
 }
 
-// near returns what the local tier may serve of a key.
+// near returns what the local tier may serve of a key, and starts its refresh if that is due.
 func (c *Cache[K, V]) near(key K) *entry[K, V] {
 	if c.local == nil {
 		return nil
@@ -181,7 +178,11 @@ func (c *Cache[K, V]) near(key K) *entry[K, V] {
 	if !ok {
 		return nil
 	}
-	return c.local.get(hash, key)
+	e := c.local.get(hash, key)
+	if e != nil && c.refreshes.due(hash, e.since(), c.client.clock) {
+		c.refresh([]K{key})
+	}
+	return e
 }
 
 // get answers a key that the local tier does not hold.
@@ -337,14 +338,13 @@ func (c *Cache[K, V]) Update(ctx context.Context, key K, write func(context.Cont
 
 // Set puts a value into both tiers, to seed or warm them. The value was made before the call: if the source changes meanwhile,
 // an old value may stay until its TTL ends. After a write to the source use Invalidate or Update. An error says that the value
-// was not kept; what was there before is gone from this process, and from Redis too unless the error is ErrUnconfirmed: then this process
-// does without Redis for the key until the delete of what stands there is confirmed. Only beside ErrUnpublished the value is kept, and
-// the others were not told. Redis is waited for two read budgets and two write budgets at most.
+// was not kept (ErrNotKept, ErrCodec); what was there before is gone from this process, and from Redis too unless it is ErrUnconfirmed:
+// then this process does without Redis for the key until the delete of what stands there is confirmed. Only beside ErrUnpublished the
+// value is kept, and the others were not told. Redis is waited for two read budgets and two write budgets at most.
 //
 // A key that shares its stamp (see the package comment) with one that is written later is read from Redis once more.
 func (c *Cache[K, V]) Set(ctx context.Context, key K, value V) error {
-	_, err := c.write(ctx, key, func(context.Context) (V, error) { return value, nil })
-	if err != nil {
+	if err := c.set(ctx, map[K]V{key: value})[key]; err != nil {
 		return opError("set", c.name, key, err)
 	}
 	return nil

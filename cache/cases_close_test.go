@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-nearside/nearside/cache"
+	"github.com/go-nearside/nearside/internal/redistest"
 )
 
 // closedOr checks that a call beside Close returned a value or ErrClosed.
@@ -150,4 +151,29 @@ func TestC115_CloseFromALoaderReturns(t *testing.T) {
 		}
 		_ = i.client.Close()
 	})
+}
+
+// TestCloseIsBounded, also where a writer hangs, Redis hangs, and a delete is owed.
+func TestCloseIsBounded(t *testing.T) {
+	w := newWorldOn(t, redistest.Start(t))
+	const read, write = 50 * time.Millisecond, 300 * time.Millisecond
+	a := w.instance(t, beating(soonBeat), func(s *setup) { s.config.ReadBudget, s.config.WriteBudget = read, write })
+	a.awaitLive(t)
+	gate := newGate(t)
+	written := start(func() (string, error) {
+		return a.Update(t.Context(), "written", func(context.Context) (string, error) { return v1, gate.pass(context.Background()) })
+	})
+	gate.await(t, "the writer")
+	w.server.Pause(t)
+	isUnconfirmed(t, "Invalidate", a.Invalidate(t.Context(), "k"))
+	began := time.Now()
+	if err := a.client.Close(); !errors.Is(err, cache.ErrUnconfirmed) {
+		t.Errorf("Close: %v; want that a delete is lost", err)
+	}
+	if took, most := time.Since(began), 2*(read+write)+write+2500*time.Millisecond; took > most {
+		t.Errorf("Close took %v, more than %v", took, most)
+	}
+	gate.open()
+	receive(t, "the writer", written)
+	w.server.Resume(t)
 }

@@ -158,8 +158,8 @@ func TestC23_AFullRedisFailsNoReader(t *testing.T) {
 
 	// Set needs a lease, which is refused. The old value must not stay, anywhere.
 	w.put("1", v2)
-	if err := a.Set(t.Context(), "1", v2); err != nil {
-		t.Logf("Set: %v", err)
+	if err := a.Set(t.Context(), "1", v2); !errors.Is(err, cache.ErrNotKept) {
+		t.Errorf("Set: %v; want ErrNotKept", err)
 	}
 	w.lacks(t, a, "1", v1)
 	a.mustGet(t, "1", v2)

@@ -217,12 +217,12 @@ func (c *Client) register(name string, cache member) error {
 	return nil
 }
 
-// Close ends the client and its caches; call it when the last request is done. All later calls return ErrClosed, the local
-// tiers included: calls under way return what they have or ErrClosed, loads are cancelled, fills and
-// deletes on their way are waited for, and deletes that Redis has not confirmed are tried again for a second. It takes no longer than twice
-// the budgets, one more write budget and two and a half seconds, and returns an error if something was still running then (a loader that does not heed its
-// context, or a call that hangs in the Redis client) or if deletes are left, which are then lost: ErrUnconfirmed. It may
-// be called at any time, also from a loader, and more than once: each call waits for the first and returns the same.
+// Close ends the client and its caches; call it when the last request is done. All later calls return ErrClosed, the local tiers
+// included: calls under way return what they have or ErrClosed, loads are cancelled, fills and deletes on their way are waited
+// for, and deletes that Redis has not confirmed are tried again for a second. It takes no longer than twice the budgets, one
+// more write budget and two and a half seconds, and returns an error if something was still running then (a loader that does not
+// heed its context, or a call that hangs in the Redis client) or if deletes are left, which are then lost: ErrUnconfirmed. It
+// may be called at any time, also from a loader, and more than once: each call waits for the first and returns the same.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	first := c.closed.CompareAndSwap(false, true)
@@ -251,7 +251,8 @@ func (c *Client) end() {
 	bus := make(chan error, 1)
 	go func() { bus <- c.bus.Close() }()
 	loaders := c.loaders.Close(time.Until(deadline))
-	calls := c.read.Close(max(lastPause, time.Until(deadline))) + c.write.Close(max(lastPause, time.Until(deadline))) // idle workers need a moment
+	idle := func() time.Duration { return max(lastPause, time.Until(deadline)) } // idle workers need a moment to end
+	calls := c.read.Close(idle()) + c.write.Close(idle())
 	busErr := <-bus
 	for _, cache := range c.members() {
 		cache.close()

@@ -30,6 +30,10 @@ var (
 	// will be.
 	ErrUnconfirmed = errors.New("cache: Redis did not confirm that the old entry is gone")
 
+	// ErrNotKept says that a Set did not put its value into the tiers: Redis refused it, being full or read-only as a rule, or somebody
+	// wrote or invalidated the key meanwhile. What stood there before is deleted.
+	ErrNotKept = errors.New("cache: Redis did not take the value")
+
 	// ErrOverloaded says that the source is not asked, since as many loads run as Config.MaxLoads allows, and too many wait. Answer
 	// with 503, or what else tells the caller to come later.
 	ErrOverloaded = errors.New("cache: too many loads")

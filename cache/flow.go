@@ -163,7 +163,7 @@ func (c *Cache[K, V]) landFrame(flight *flight[K, V], r *reading) bool {
 	if c.local != nil {
 		e := &entry[K, V]{value: a.value, negative: f.kind == kindNegative, loaded: a.loaded}
 		c.keep(flight, e, flight.stamp, r.read.now, ttl, c.redisEnd(r), len(f.payload))
-		flight.due = c.refreshes.due(flight.hash, e.loaded, e.negative, c.client.clock)
+		flight.due = c.refreshes.due(flight.hash, e.since(), c.client.clock)
 	}
 	c.land(flight, a, true)
 	return true

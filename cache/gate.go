@@ -42,8 +42,8 @@ func (g *gate) under(ctx context.Context) (held context.Context, end func()) {
 	return context.WithValue(context.WithValue(ctx, heldPlace{g}, ended), innermost{}, g), func() { ended.Store(true) }
 }
 
-// enter waits for a place for a load while ctx lives, if the queue has room, and returns a context that says so. A load that a load asks
-// for, or waits for, needs none: it goes under the place of the other, or each could keep the other from going on.
+// enter waits for a place for a load while ctx lives, if the queue has room, and reports whether there is one to leave. A load that a load
+// asks for, or waits for, needs none: it goes under the place of the other, or each could keep the other from going on.
 func (g *gate) enter(ctx context.Context, l *load) (placed bool, err error) {
 	if g.holds(ctx) {
 		return false, nil

@@ -9,10 +9,11 @@ import (
 )
 
 // Loader reads rows from the source. A key that is missing from the answer has no row (nor is its absence cached if the answer
-// holds keys, rows or errors of them, that were not asked for: a time.Time with another location is another key). To fail for some keys
-// only, it returns a *KeyErrors, not wrapped, beside the values of the others; any other error fails all keys and its values are ignored. An error that
-// wraps ErrNotFound says that none of the keys has a row; callers then get ErrNotFound itself. Translate the word of your
-// driver (sql.ErrNoRows): to the cache it is an error like any other, and not kept. A nil pointer is a value like any other too.
+// holds keys, rows or errors of them, that were not asked for: a time.Time with another location is another key). To fail for
+// some keys only, it returns a *KeyErrors, not wrapped, beside the values of the others; any other error fails all keys and its
+// values are ignored. An error that wraps ErrNotFound says that none of the keys has a row; callers then get ErrNotFound itself.
+// Translate the word of your driver (sql.ErrNoRows): to the cache it is an error like any other, and not kept. A nil pointer is
+// a value like any other too.
 //
 // The keys are distinct, and belong to the cache: a loader must not change the slice. Its context ends after
 // Policy.LoadTimeout, when nobody waits for its result any more, and when the client closes; a loader that goes on after that

@@ -89,9 +89,6 @@ func (l *localTier[K, V]) serves(e *entry[K, V], hash uint64, key K) bool {
 // last returns the entry of a key that may stand in: it was not dropped since it was read, and holds a value. Suspect is whether one may
 // that this process cannot trust, since its bus may have missed something.
 func (l *localTier[K, V]) last(hash uint64, key K, suspect bool) *entry[K, V] {
-	if l.closed.Load() {
-		return nil
-	}
 	count := &l.readers[hash%localShards]
 	count.begun.Add(1)
 	defer count.misses.Add(1)

@@ -39,28 +39,26 @@ func newRefreshes(p Policy) *refreshes {
 	return &refreshes{age: age, pause: min(p.RetryAfter, max(tick, left/4))} // so that there is time for some tries
 }
 
-// due reports whether the caller is to refresh a value that was loaded at some time, unknown being 0.
-func (r *refreshes) due(hash uint64, loaded int64, never bool, clock *clock) bool {
-	if r == nil || loaded == 0 || never {
+// since is when the value of an entry was loaded that may be refreshed, else 0.
+func (e *entry[K, V]) since() int64 {
+	if e.negative || e.standIn > 0 {
+		return 0
+	}
+	return e.loaded
+}
+
+// due reports whether the caller is to refresh a value, and claims that: nobody else does soon.
+func (r *refreshes) due(hash uint64, since int64, clock *clock) bool {
+	if r == nil || since == 0 {
 		return false
 	}
 	now := clock.coarse.Load()
-	if now-loaded < int64(r.age) {
+	if now-since < int64(r.age) {
 		return false
 	}
 	claim := &r.claims[hash%claimSlots]
 	next := claim.Load()
 	return now >= next && r.running.Load() < maxRefreshes && claim.CompareAndSwap(next, now+int64(r.pause))
-}
-
-// refreshDue starts the refresh of a value that a reader was given, if it is time for that.
-func (c *Cache[K, V]) refreshDue(key K, e *entry[K, V]) {
-	if c.refreshes == nil {
-		return
-	}
-	if hash, ok := c.keys.hash(key); ok && c.refreshes.due(hash, e.loaded, e.negative || e.standIn > 0, c.client.clock) {
-		c.refresh([]K{key})
-	}
 }
 
 // refresh loads some keys anew, behind the caller's back, where nobody else does.
@@ -71,12 +69,17 @@ func (c *Cache[K, V]) refresh(keys []K) {
 	c.refreshes.running.Add(1)
 	if !c.client.work.Go(func() {
 		defer c.refreshes.running.Add(-1)
-		guard(func() error { c.loadAnew(keys); return nil }, func(error) {}) // a codec or hook that panics is counted where it does
+		guard(func() error { c.loadAnew(keys); return nil }, func(err error) {
+			if err != nil {
+				c.client.log.Warn("nearside: a refresh broke off", "cache", c.name, "error", err)
+			}
+		})
 	}) {
 		c.refreshes.running.Add(-1)
 	}
 }
 
+// loadAnew takes the leases of some keys, and loads those that it gets.
 func (c *Cache[K, V]) loadAnew(keys []K) {
 	if !c.client.gate.tryEnter() {
 		return // those who wait for an answer come first

@@ -33,7 +33,7 @@ func isUnconfirmed(t testing.TB, what string, err error) {
 func retries() (n int) {
 	stacks := make([]byte, 4<<20)
 	for stack := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
-		if strings.Contains(stack, "retry(") {
+		if strings.Contains(stack, "]).retry(") {
 			n++
 		}
 	}

@@ -15,17 +15,7 @@ import (
 // TestWhoWentOnWithAStaleValueLeavesNoFlight: it waited for another process' load.
 func TestWhoWentOnWithAStaleValueLeavesNoFlight(t *testing.T) {
 	inFakeTime(t, func(t *testing.T, _ *miniredis.Miniredis, dial func() *cache.Client) {
-		soft := func(p *cache.Policy) { p.SoftTimeout = 100 * time.Millisecond }
-		_, c, m := staleNow(t, dial, soft)
-		m.works()
-		m.takes.Store(int64(time.Second))
-		second := dial()
-		second.Idle(t)
-		policy := exact
-		soft(&policy)
-		other := mustNew(t, second, "row", m.load, policy)
-		go func() { _, _ = c.Get(t.Context(), 1) }()
-		synctest.Wait()
+		second, other, m := slowElsewhere(t, dial)
 		asks(t, other, m, 1, "one", true, cache.WhySlow, 2)
 		second.Idle(t)
 		asks(t, other, m, 1, "two", false, cache.WhyHit, 2)

@@ -11,6 +11,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 
 	"github.com/go-nearside/nearside/cache"
+	"github.com/go-nearside/nearside/internal/redistest"
 )
 
 // moody is a source with one row for each key, which fails, hangs or takes its time on demand.
@@ -263,6 +264,23 @@ func TestReasonsOfStaleAnswers(t *testing.T) {
 	})
 }
 
+// slowElsewhere returns a second process, beside one that is loading key 1 anew for a second: both hold "one", past its TTL.
+func slowElsewhere(t *testing.T, dial func() *cache.Client) (*cache.Client, *cache.Cache[int, string], *moody) {
+	t.Helper()
+	soft := func(p *cache.Policy) { p.SoftTimeout = 100 * time.Millisecond }
+	_, c, m := staleNow(t, dial, soft)
+	m.works()
+	m.takes.Store(int64(time.Second))
+	second := dial()
+	second.Idle(t)
+	policy := exact
+	soft(&policy)
+	other := mustNew(t, second, "row", m.load, policy)
+	go func() { _, _ = c.Get(t.Context(), 1) }()
+	synctest.Wait()
+	return second, other, m
+}
+
 // TestSoftTimeout: who waits goes on with what stands in, and the load goes on and fills.
 func TestSoftTimeout(t *testing.T) {
 	soft := func(p *cache.Policy) { p.SoftTimeout = 100 * time.Millisecond }
@@ -296,16 +314,7 @@ func TestSoftTimeout(t *testing.T) {
 	})
 	t.Run("of who waits for another's load", func(t *testing.T) {
 		inFakeTime(t, func(t *testing.T, _ *miniredis.Miniredis, dial func() *cache.Client) {
-			_, c, m := staleNow(t, dial, soft)
-			m.works()
-			m.takes.Store(int64(time.Second))
-			second := dial()
-			second.Idle(t)
-			policy := exact
-			soft(&policy)
-			other := mustNew(t, second, "row", m.load, policy)
-			go func() { _, _ = c.Get(t.Context(), 1) }()
-			synctest.Wait()
+			second, other, m := slowElsewhere(t, dial)
 			began := time.Now()
 			asks(t, other, m, 1, "one", true, cache.WhySlow, 2)
 			if took := time.Since(began); took != 100*time.Millisecond {
@@ -328,6 +337,39 @@ func TestSoftTimeout(t *testing.T) {
 			asks(t, c, m, 1, "three", false, cache.WhyHit, 3)
 		})
 	})
+}
+
+// TestFallbackStaleWithoutTheBus: with Redis the bus is gone, and with it the trust in what is local; by choice it stands in.
+func TestFallbackStaleWithoutTheBus(t *testing.T) {
+	for _, fallback := range []cache.Fallback{cache.FallbackStale, cache.FallbackError, cache.FallbackLoader} {
+		server := redistest.Start(t)
+		client := open(t, server.Client(t), cache.Config{Heartbeat: soonBeat, ReadBudget: patience, WriteBudget: patience})
+		m := newMoody("one")
+		policy := cache.Policy{TTL: time.Hour, StaleTTL: time.Hour, Fallback: fallback}
+		c := mustNew(t, client, "row", m.load, policy)
+		eventually(t, "the bus hears", client.Bus().Live)
+		for key := range 2 {
+			_, err := c.Get(t.Context(), key)
+			mustDo(t, err)
+		}
+		client.Idle(t)
+		server.Kill(t)
+		eventually(t, "the bus knows that it does not hear", func() bool { return !client.Bus().Live() })
+		m.put("two")
+		r, err := c.GetResult(t.Context(), 0)
+		switch {
+		case fallback == cache.FallbackStale && (r.Value != "one" || !r.Stale || r.Why != cache.WhyRedis || err != nil),
+			fallback == cache.FallbackError && !errors.Is(err, cache.ErrUnavailable), // not what may have been invalidated elsewhere
+			fallback == cache.FallbackLoader && (r.Value != "two" || r.Stale || err != nil):
+			t.Errorf("%s: %+v, %v", fallback, r, err)
+		}
+		if err := c.Invalidate(t.Context(), 1); !errors.Is(err, cache.ErrUnconfirmed) {
+			t.Errorf("%s: %v", fallback, err)
+		}
+		if v, err := c.Get(t.Context(), 1); v == "one" {
+			t.Errorf("%s: what was invalidated here stands in: %q, %v", fallback, v, err)
+		}
+	}
 }
 
 // TestFallbackStale: with Redis away, what this process has stands in, and the source is spared.

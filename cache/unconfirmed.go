@@ -189,6 +189,7 @@ func (c *Cache[K, V]) owe(sequence uint64, physical ...string) {
 	}
 }
 
+// retry tries again until nothing is owed, or the client closes.
 func (c *Cache[K, V]) retry() {
 	ticker := time.NewTicker(c.client.retryEvery)
 	defer ticker.Stop()

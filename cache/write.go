@@ -251,8 +251,13 @@ func (c *Cache[K, V]) set(ctx context.Context, values map[K]V) map[K]error {
 			drops = append(drops, w.target)
 		}
 	}
-	for key, err := range c.drop(ctx, drops) {
-		failed[key] = errors.Join(failed[key], err)
+	unconfirmed := c.drop(ctx, drops)
+	for _, t := range drops {
+		if err := errors.Join(failed[t.key], unconfirmed[t.key]); err != nil {
+			failed[t.key] = err
+		} else {
+			failed[t.key] = ErrNotKept
+		}
 	}
 	return failed
 }

@@ -132,7 +132,9 @@ func (s *breakers) sick(comeAndGo bool) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range s.byNode {
-		if b.open.Load() && (!comeAndGo || b.circuit.State() == gobreaker.StateOpen || b.circuit.Counts().Requests > b.circuit.Counts().TotalExclusions) {
+		counts := b.circuit.Counts()
+		tried := b.circuit.State() == gobreaker.StateOpen || counts.Requests > counts.TotalExclusions
+		if b.open.Load() && (tried || !comeAndGo) {
 			n++
 		}
 	}
