@@ -35,7 +35,8 @@ func (c *catalog) find(ctx context.Context, ids []int64) (map[int64]Product, err
 }
 
 // put writes a product: commit first, then Invalidate. The second result says that the write stands, and that Redis did not confirm
-// the invalidation: this instance answers with the new row all the same, others perhaps not before their entry ends.
+// the invalidation: this instance answers with the new row all the same, others once the delete, which is tried again,
+// is confirmed.
 func (c *catalog) put(ctx context.Context, p Product) (written Product, late, err error) {
 	ctx = context.WithoutCancel(ctx) // the request's end must not come between the two
 	commit, cancel := context.WithTimeout(ctx, putTimeout)
