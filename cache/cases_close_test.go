@@ -63,13 +63,14 @@ func closeBesideCalls(t *testing.T, w *world, rdb *redis.Client) {
 		loader: w.load,
 	})
 	ctx := context.Background()
+	var seeds atomic.Int64
 	calls := []func(key string){
 		func(key string) {
 			if _, err := i.Get(ctx, key); !errors.Is(err, cache.ErrNotFound) {
 				closedOr(t, "Get", err)
 			}
 		},
-		func(key string) { closedOr(t, "Set", i.Set(ctx, key, v1)) },
+		func(string) { closedOr(t, "Set", i.Set(ctx, fmt.Sprint("seed-", seeds.Add(1)), v1)) }, // which nobody else writes: else it may not be kept
 		func(key string) { closedOr(t, "Invalidate", i.Invalidate(ctx, key, "k0")) },
 		func(key string) {
 			_, err := i.GetMany(ctx, []string{key, "k1", "k2"})
